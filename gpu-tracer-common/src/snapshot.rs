@@ -1,0 +1,148 @@
+//! What the iterator programs write: one [`TaskRecord`] per task into the sequence file, everything else as
+//! [`HoldRecord`]s into the `HOLDS` ring.
+
+use crate::LAYOUT;
+
+/// First word of a record.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(zerocopy::FromBytes, zerocopy::Immutable, zerocopy::KnownLayout))]
+pub struct Header {
+    /// One of the `KIND_*` or `HOLD_*` constants.
+    pub kind: u16,
+    /// [`LAYOUT`].
+    pub layout: u16,
+}
+
+impl Header {
+    /// A header of this layout.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(kind: u16) -> Self {
+        Self { kind, layout: LAYOUT }
+    }
+}
+
+/// [`TaskRecord`].
+pub const KIND_TASK: u16 = 1;
+/// [`HoldRecord`]: a slot of an fd table. `by` = `files_struct`, `at` = fd.
+pub const HOLD_FD: u16 = 2;
+/// [`HoldRecord`]: a mapping. `by` = `mm_struct`, `at` = first address, `end` = address after the last.
+pub const HOLD_MAP: u16 = 3;
+/// [`HoldRecord`]: queued in a unix socket. `by` = the socket's `struct file` (or `struct sock` when it has none), `at` = its inode number.
+pub const HOLD_IN_FLIGHT: u16 = 4;
+/// [`HoldRecord`]: `file` is a `struct sock` that nobody accepted yet. `by` = the listening socket's `struct file`, `at` = its inode number.
+pub const HOLD_UNACCEPTED: u16 = 5;
+/// [`HoldRecord`]: registered with an io_uring. `by` = the ring's `struct file`, `at` = slot.
+pub const HOLD_IO_URING: u16 = 6;
+/// [`HoldRecord`]: the driver holds `file` (an nvidiactl) on behalf of device file `by`.
+pub const HOLD_DRIVER_PIN: u16 = 7;
+
+/// `file` is an open GPU device.
+pub const FILE_DEVICE: u32 = 0;
+/// `file` is a unix socket.
+pub const FILE_SOCKET: u32 = 1;
+/// `file` is an io_uring.
+pub const FILE_RING: u32 = 2;
+
+/// Bits of [`TaskRecord::bits`].
+pub mod task_bits {
+    /// A SIGKILL is pending, to the thread or its group.
+    pub const SIGKILL_PENDING: u32 = 1;
+    /// Frozen by the cgroup freezer (v2: `JOBCTL_TRAP_FREEZE`; v1 shows in `state`).
+    pub const FROZEN: u32 = 2;
+    /// Its thread group is writing a core dump.
+    pub const DUMPING_CORE: u32 = 4;
+    /// A group stop is in effect (`SIGNAL_STOP_STOPPED`).
+    pub const GROUP_STOPPED: u32 = 8;
+    /// Its group is being killed (`SIGNAL_GROUP_EXIT`).
+    pub const GROUP_EXIT: u32 = 16;
+}
+
+/// One task.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(zerocopy::FromBytes, zerocopy::Immutable, zerocopy::KnownLayout))]
+pub struct TaskRecord {
+    /// [`KIND_TASK`].
+    pub header: Header,
+    /// Thread-group id, initial PID namespace.
+    pub tgid: u32,
+    /// Thread id, initial PID namespace.
+    pub tid: u32,
+    /// Thread-group id of the real parent.
+    pub ppid: u32,
+    /// Real user id, initial user namespace.
+    pub uid: u32,
+    /// `task_struct.flags` (`PF_*`).
+    pub flags: u32,
+    /// `task_struct.__state`.
+    pub state: u32,
+    /// `task_struct.exit_state`.
+    pub exit_state: u32,
+    /// [`task_bits`].
+    pub bits: u32,
+    /// Thread-group id in the innermost PID namespace.
+    pub tgid_in_ns: u32,
+    /// Inode number of the PID namespace, 0 when unknown.
+    pub pid_ns: u32,
+    /// Inode number of the network namespace, 0 when unknown.
+    pub net_ns: u32,
+    /// `task_struct.start_boottime`, ns.
+    pub start_ns: u64,
+    /// `files_struct` address, 0 when gone.
+    pub files: u64,
+    /// `mm_struct` address, 0 when gone.
+    pub mm: u64,
+    /// Name.
+    pub comm: [u8; 16],
+}
+const _: () = assert!(size_of::<TaskRecord>() == 88);
+
+/// One reference to one file.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(zerocopy::FromBytes, zerocopy::Immutable, zerocopy::KnownLayout))]
+pub struct HoldRecord {
+    /// One of `HOLD_*`.
+    pub header: Header,
+    /// [`FILE_DEVICE`], [`FILE_SOCKET`] or [`FILE_RING`].
+    pub file_kind: u32,
+    /// `i_rdev` of a device, kernel encoding; 0 otherwise.
+    pub rdev: u32,
+    /// Task seen with it, 0 where there is none.
+    pub tid: u32,
+    /// `struct file` (see the kinds for the exception).
+    pub file: u64,
+    /// References as the kernel counts them, of `file`; `u64::MAX` when unreadable.
+    pub count: u64,
+    /// What refers to it; see the kinds.
+    pub by: u64,
+    /// Where in `by`; see the kinds.
+    pub at: u64,
+    /// See the kinds; 0 where unused.
+    pub end: u64,
+}
+const _: () = assert!(size_of::<HoldRecord>() == 56);
+
+/// One range of device numbers to look for; unused entries have `first > last`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WantedRange {
+    /// First device number, kernel encoding, inclusive.
+    pub first: u32,
+    /// Last device number, inclusive.
+    pub last: u32,
+}
+
+/// How many ranges fit. NVIDIA's own devices need nine.
+pub const MAX_WANTED: usize = 32;
+
+/// All device numbers to look for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The ranges.
+    pub ranges: [WantedRange; MAX_WANTED],
+}
+const _: () = assert!(size_of::<Wanted>() == 256);

@@ -1,0 +1,1 @@
+//! Verdicts and advice. Pure.

@@ -1,0 +1,1 @@
+//! GPU identity and memory. NVML only inside a short-lived helper process.

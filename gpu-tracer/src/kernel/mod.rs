@@ -1,0 +1,1 @@
+//! What this kernel is: BTF offsets, features, devices.

@@ -1,0 +1,1 @@
+//! The holder ledger. Pure: no I/O, no clock.

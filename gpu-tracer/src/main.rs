@@ -1,0 +1,2 @@
+//! gpu-tracer
+fn main() {}

@@ -1,0 +1,109 @@
+//! What the kernel said at one instant: tasks, open device files, and who refers to them.
+
+use super::{DeviceNumber, MmKey, TableKey, Task};
+
+/// Identity of one `struct file` while it lives. Opaque: a kernel address, never shown, reused at once after release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileKey(pub u64);
+
+/// One open file of a GPU device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenFile {
+    /// Which file.
+    pub key: FileKey,
+    /// Which device it is open on.
+    pub device: DeviceNumber,
+    /// The kernel's own count of references; `None` where it could not be read (`/proc` walk).
+    pub count: Option<u64>,
+}
+
+/// One reference to a file: to a device file of [`Snapshot::files`], or to a *carrier*, a file that can
+/// itself hold device files (a unix socket with descriptors in its queue, an io_uring).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Reference {
+    /// What is referred to.
+    pub file: FileKey,
+    /// How.
+    pub via: Via,
+}
+
+/// How a file is referred to. Each value is one reference in the kernel's count.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Via {
+    /// A slot of an fd table.
+    Fd {
+        /// The table.
+        table: TableKey,
+        /// The descriptor number.
+        fd: u32,
+    },
+    /// A mapping.
+    Map {
+        /// The address space.
+        mm: MmKey,
+        /// First address.
+        start: u64,
+        /// Address after the last.
+        end: u64,
+    },
+    /// Queued in a unix socket and not received yet (SCM_RIGHTS).
+    InFlight {
+        /// The socket in whose receive queue it sits: its `struct file`, or the `struct sock` of a connection that
+        /// nobody has accepted yet.
+        socket: FileKey,
+        /// Inode number of that socket, as in `/proc/PID/fd` (`socket:[N]`); 0 when it has none yet.
+        inode: u64,
+    },
+    /// A connection that waits in a listening socket's accept queue.
+    Unaccepted {
+        /// The listening socket.
+        listener: FileKey,
+    },
+    /// A registered ("fixed") file of an io_uring.
+    IoUring {
+        /// The ring.
+        ring: FileKey,
+        /// Slot in the ring's file table.
+        slot: u32,
+    },
+    /// The driver itself holds it on behalf of another device file (`NV_ESC_REGISTER_FD`).
+    DriverPin {
+        /// The device file that holds it.
+        by: FileKey,
+    },
+}
+
+/// Something that could not be looked at, so that an empty answer is no proof.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Missing {
+    /// What, in a stable word: `in-flight`, `io_uring`, `mappings`, `other-users`, `pid-namespace`, `half-exited-task`, ...
+    pub what: &'static str,
+    /// Why, for a person, ending with what would help.
+    pub why: String,
+}
+
+/// How a snapshot was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// BPF iterators.
+    Iterators,
+    /// A walk over `/proc/*/task/*/fd` and `maps`.
+    ProcWalk,
+}
+
+/// The state of the world at one instant, as far as GPU devices are concerned.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// When it was begun, ns of boot time (`CLOCK_BOOTTIME`).
+    pub taken_ns: u64,
+    /// How.
+    pub source: Source,
+    /// All tasks of the host (iterators) or those that hold something and their leaders (`/proc`).
+    pub tasks: Vec<Task>,
+    /// Open device files, in no particular order, each once.
+    pub files: Vec<OpenFile>,
+    /// References to `files` and to the carriers that hold them, each once.
+    pub references: Vec<Reference>,
+    /// What could not be seen.
+    pub missing: Vec<Missing>,
+}

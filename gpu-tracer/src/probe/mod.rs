@@ -1,0 +1,1 @@
+//! Looking at the kernel. The only room that names aya.

@@ -1,0 +1,1 @@
+//! What is worth knowing about a process, from a `/proc` rooted anywhere.

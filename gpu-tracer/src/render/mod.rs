@@ -1,0 +1,1 @@
+//! Output formats; escapes every string that came from a process.

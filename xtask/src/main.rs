@@ -1,0 +1,2 @@
+//! Developer commands of gpu-tracer.
+fn main() {}
