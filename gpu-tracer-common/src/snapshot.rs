@@ -146,3 +146,36 @@ pub struct Wanted {
     pub ranges: [WantedRange; MAX_WANTED],
 }
 const _: () = assert!(size_of::<Wanted>() == 256);
+
+/// What a pass over the tasks is for.
+pub mod mode {
+    /// Report tasks, device files, and the device files of io_urings.
+    pub const DEVICES: u32 = 0;
+    /// Report only descriptors whose file is in the `CARRIERS` map.
+    pub const CARRIERS: u32 = 1;
+    /// Report nothing; learn `io_uring_fops` from the descriptor named in the control block.
+    pub const LEARN_RING: u32 = 2;
+}
+
+/// Instructions to the iterator programs and their state between reads: the single element of the `CONTROL` map.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Control {
+    /// One of [`mode`].
+    pub mode: u32,
+    /// For [`mode::LEARN_RING`]: the task to look at.
+    pub learn_tgid: u32,
+    /// For [`mode::LEARN_RING`]: its descriptor of an io_uring.
+    pub learn_fd: u32,
+    /// Times that the ring was full and the element had to be repeated.
+    pub full: u32,
+    /// `f_op` of io_uring files; 0 while unknown.
+    pub ring_fops: u64,
+    /// fd table in which the walk stopped because the ring was full.
+    pub resume_table: u64,
+    /// First slot not reported of that table.
+    pub resume_slot: u64,
+    /// Queues that were longer than the programs follow.
+    pub truncated: u64,
+}
+const _: () = assert!(size_of::<Control>() == 48);
