@@ -180,3 +180,13 @@ fn where_the_driver_lists_no_gpu_the_nodes_are_believed_and_that_is_said() {
     assert_eq!(devices.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(), [0, 3]);
     assert_eq!(devices.assumed, BTreeSet::from([0, 3]));
 }
+
+#[test]
+fn the_gpus_of_this_host_have_nodes() {
+    let devices = discover(Path::new("/"), &[]).unwrap();
+    println!("{devices:#?}");
+    for gpu in devices.gpus.iter().filter(|gpu| !devices.assumed.contains(&gpu.index)) {
+        let minor = gpu.minor.expect("a GPU that answered has a minor");
+        assert_eq!(name(&devices, NVIDIA_MAJOR, minor), named(&format!("nvidia{minor}"), Some(gpu.index)));
+    }
+}
