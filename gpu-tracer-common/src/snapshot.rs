@@ -29,7 +29,7 @@ pub const KIND_TASK: u16 = 1;
 pub const HOLD_FD: u16 = 2;
 /// [`HoldRecord`]: a mapping. `by` = `mm_struct`, `at` = first address, `end` = address after the last.
 pub const HOLD_MAP: u16 = 3;
-/// [`HoldRecord`]: queued in a unix socket. `by` = the socket's `struct file` (or `struct sock` when it has none), `at` = its inode number.
+/// [`HoldRecord`]: queued in a unix socket. `by` = the socket's `struct file` (or `struct sock` when it has none), `at` = its inode number, `end` tells two descriptors in one queue apart.
 pub const HOLD_IN_FLIGHT: u16 = 4;
 /// [`HoldRecord`]: `file` is a `struct sock` that nobody accepted yet. `by` = the listening socket's `struct file`, `at` = its inode number.
 pub const HOLD_UNACCEPTED: u16 = 5;

@@ -75,17 +75,51 @@ fn iter_tasks(context: *mut c_void) -> i32 {
     }
 }
 
+/// The same without a walk, for kernels without `bpf_loop` (before 5.17), where `iter/task_file` finds the descriptors.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_tasks_only(context: *mut c_void) -> i32 {
+    // SAFETY: as in `iter_tasks`.
+    let context = unsafe { &*context.cast::<TaskContext>() };
+    if context.task.is_null() {
+        return 0;
+    }
+    // SAFETY: `meta` is never null; `task` is a BTF pointer, checked for null.
+    unsafe {
+        let (tgid, tid, files) = identify(context.task);
+        write(&*context.meta, &describe(context.task, tgid, tid, files));
+    }
+    0
+}
+
+/// Thread-group id, thread id and fd table.
+///
+/// # Safety
+/// `task` must be a BTF pointer that is not null.
 #[inline(always)]
-fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
-    let Some(control) = control() else { return Ok(()) };
-    // SAFETY: `task` is the context's BTF pointer, checked for null.
-    let (tgid, tid, files) = unsafe {
+unsafe fn identify(task: *mut c_void) -> (u32, u32, u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
         (
             field::<u32>(task, offset!(task_tgid)),
             field::<u32>(task, offset!(task_pid)),
             field::<u64>(task, offset!(task_files)),
         )
-    };
+    }
+}
+
+#[inline(always)]
+fn write(meta: &IterMeta, record: &TaskRecord) {
+    let record: *const TaskRecord = record;
+    // SAFETY: the record is initialised, padding included, and `seq` is the iterator's own.
+    unsafe { bpf_seq_write(meta.seq.cast(), record.cast_mut().cast(), size_of::<TaskRecord>() as u32) };
+}
+
+#[inline(always)]
+fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
+    let Some(control) = control() else { return Ok(()) };
+    // SAFETY: `task` is the context's BTF pointer, checked for null.
+    let (tgid, tid, files) = unsafe { identify(task) };
     if control.mode == mode::LEARN_RING {
         if tid == control.learn_tgid {
             control.ring_fops = file_operations(files, control.learn_fd).unwrap_or(0);
@@ -99,9 +133,7 @@ fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
         }
     }
     if control.mode == mode::DEVICES {
-        let record = describe(task, tgid, tid, files);
-        // SAFETY: the record is initialised, padding included, and `seq` is the iterator's own.
-        unsafe { bpf_seq_write(meta.seq.cast(), (&raw const record).cast_mut().cast(), size_of::<TaskRecord>() as u32) };
+        write(meta, &describe(task, tgid, tid, files));
     }
     Ok(())
 }
