@@ -125,27 +125,8 @@ pub struct HoldRecord {
 }
 const _: () = assert!(size_of::<HoldRecord>() == 56);
 
-/// One range of device numbers to look for; unused entries have `first > last`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WantedRange {
-    /// First device number, kernel encoding, inclusive.
-    pub first: u32,
-    /// Last device number, inclusive.
-    pub last: u32,
-}
-
-/// How many ranges fit. NVIDIA's own devices need nine.
-pub const MAX_WANTED: usize = 32;
-
-/// All device numbers to look for.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// The ranges.
-    pub ranges: [WantedRange; MAX_WANTED],
-}
-const _: () = assert!(size_of::<Wanted>() == 256);
+/// Minor of a key of the `WANTED` map that stands for every minor of its major.
+pub const EVERY_MINOR: u32 = 0xf_ffff;
 
 /// What a pass over the tasks is for.
 pub mod mode {

@@ -10,8 +10,8 @@ use aya_ebpf::{
 use gpu_tracer_common::{
     layout::ABSENT,
     snapshot::{
-        Control, FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_DRIVER_PIN, HOLD_IO_URING, Header, HoldRecord,
-        MAX_WANTED, Wanted,
+        Control, EVERY_MINOR, FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_DRIVER_PIN, HOLD_IO_URING, Header,
+        HoldRecord,
     },
 };
 
@@ -25,9 +25,10 @@ static HOLDS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 #[map]
 static CONTROL: Array<Control> = Array::with_max_entries(1, 0);
 
-/// Device numbers to look for; in a map and not in `.rodata` because a module reload changes them.
+/// Device numbers to look for, in the kernel's encoding; minor [`EVERY_MINOR`] stands for all of a major. In a map and
+/// not in `.rodata` because a module reload changes them.
 #[map]
-static WANTED: Array<Wanted> = Array::with_max_entries(1, 0);
+static WANTED: HashMap<u32, u8> = HashMap::with_max_entries(4096, 0);
 
 /// Files (sockets) whose holders are wanted because device files sit in them.
 #[map]
@@ -113,16 +114,9 @@ pub(crate) fn character_device(file: u64) -> Option<u32> {
 
 #[inline(always)]
 fn is_wanted(rdev: u32) -> bool {
-    let Some(wanted) = WANTED.get(0) else { return false };
-    for range in &wanted.ranges[..MAX_WANTED] {
-        if range.first > range.last {
-            return false;
-        }
-        if rdev >= range.first && rdev <= range.last {
-            return true;
-        }
-    }
-    false
+    let every = rdev | EVERY_MINOR;
+    // SAFETY: map lookups by values on our stack.
+    unsafe { WANTED.get(&rdev).is_some() || WANTED.get(&every).is_some() }
 }
 
 /// Is this file a GPU device, or an io_uring that holds some? Then say so.

@@ -126,10 +126,13 @@ fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
         }
         return Ok(());
     }
-    if files != 0 && !is_shown(task, files, tid != tgid, meta.session) {
+    // A copy of our own: the helpers take no pointer into the iterator's memory.
+    // SAFETY: `meta` is valid.
+    let session = unsafe { core::ptr::read_volatile(&meta.session) };
+    if files != 0 && !is_shown(task, files, tid != tgid, session) {
         walk_table(files, tid, control.mode)?;
         if tid != tgid {
-            let _ = SHOWN.insert(&files, &meta.session, 0);
+            let _ = SHOWN.insert(&files, &session, 0);
         }
     }
     if control.mode == mode::DEVICES {
@@ -171,7 +174,7 @@ struct TableWalk {
     first_word: u32,
     mode: u32,
     full: u32,
-    _padding: u32,
+    base: u32,
 }
 
 #[inline(always)]
@@ -185,7 +188,7 @@ fn walk_table(files: u64, tid: u32, mode: u32) -> Result<(), Full> {
     };
     let Some(control) = control() else { return Ok(()) };
     let first_word = if control.resume_table == files { control.resume_slot as u32 / 64 } else { 0 };
-    let mut walk = TableWalk { files, slots, open, max, tid, first_word, mode, full: 0, _padding: 0 };
+    let mut walk = TableWalk { files, slots, open, max, tid, first_word, mode, full: 0, base: 0 };
     let words = max / 64 + u32::from(max % 64 != 0);
     // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
     unsafe { bpf_loop(words, walk_word as *mut c_void, (&raw mut walk).cast(), 0) };
@@ -217,34 +220,36 @@ unsafe extern "C" fn walk_word(index: u32, walk: *mut c_void) -> i64 {
     if failed != 0 {
         return 0;
     }
-    for slot in 0..SLOTS_PER_WORD {
-        if slot as u32 >= wanted {
-            break;
-        }
-        // SAFETY: `slot` is below the array's length.
-        let file = unsafe { (*slots)[slot] };
-        if file == 0 {
-            continue;
-        }
-        let found = Found {
-            kind: HOLD_FD,
-            tid: walk.tid,
-            by: walk.files,
-            at: u64::from(base) + slot as u64,
-            end: 0,
-        };
-        let looked =
-            if walk.mode == mode::CARRIERS { look_at_carrier(file, &found) } else { look_at_file(file, &found) };
-        if looked.is_err() {
-            walk.full = 1;
-            if let Some(control) = control() {
-                control.resume_table = walk.files;
-                control.resume_slot = u64::from(base);
-            }
-            return 1;
-        }
+    walk.base = base;
+    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
+    unsafe { bpf_loop(wanted, walk_slot as *mut c_void, (&raw mut *walk).cast(), 0) };
+    i64::from(walk.full != 0)
+}
+
+/// One of the 64 descriptors in [`SLOTS`].
+#[inline(never)]
+unsafe extern "C" fn walk_slot(slot: u32, walk: *mut c_void) -> i64 {
+    // SAFETY: `walk_word` passes on the `TableWalk` it was given.
+    let walk = unsafe { &mut *walk.cast::<TableWalk>() };
+    let Some(slots) = SLOTS.get(0) else { return 1 };
+    // A mask is what the verifier understands as a bound, whatever register it ends up in.
+    let file = slots[(u64::from(slot) & 63) as usize];
+    if file == 0 {
+        return 0;
     }
-    0
+    let found =
+        Found { kind: HOLD_FD, tid: walk.tid, by: walk.files, at: u64::from(walk.base + slot), end: 0 };
+    let looked =
+        if walk.mode == mode::CARRIERS { look_at_carrier(file, &found) } else { look_at_file(file, &found) };
+    if looked.is_ok() {
+        return 0;
+    }
+    walk.full = 1;
+    if let Some(control) = control() {
+        control.resume_table = walk.files;
+        control.resume_slot = u64::from(walk.base);
+    }
+    1
 }
 
 #[inline(always)]

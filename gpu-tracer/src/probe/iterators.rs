@@ -1,6 +1,7 @@
 //! The iterator programs, loaded, and reading one pass of one of them.
 
 use std::{
+    collections::HashSet,
     fs::File,
     io::{self, ErrorKind, Read},
     os::fd::{AsFd, AsRawFd, OwnedFd},
@@ -16,7 +17,7 @@ use aya::{
 };
 use gpu_tracer_common::{
     LAYOUT,
-    snapshot::{Control, Header, HoldRecord, MAX_WANTED, Wanted, WantedRange, mode},
+    snapshot::{Control, EVERY_MINOR, Header, HoldRecord, mode},
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -33,12 +34,6 @@ const PATIENCE: u32 = 64;
 struct ControlPod(Control);
 // SAFETY: `Control` is `repr(C)`, integers only, without padding.
 unsafe impl aya::Pod for ControlPod {}
-
-#[repr(transparent)]
-#[derive(Clone, Copy)]
-struct WantedPod(Wanted);
-// SAFETY: `Wanted` is `repr(C)`, integers only, without padding.
-unsafe impl aya::Pod for WantedPod {}
 
 /// How files registered with io_urings can be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +62,7 @@ pub struct Iterators {
     ring_operations: u64,
     holds: RingBuf<MapData>,
     control: Array<MapData, ControlPod>,
-    wanted: Array<MapData, WantedPod>,
+    wanted: HashMap<MapData, u32, u8>,
     carriers: HashMap<MapData, u64, u8>,
     _ebpf: Ebpf,
 }
@@ -97,6 +92,9 @@ impl Iterators {
             .map_err(ProbeError::Load)?;
 
         let walk = link(&mut ebpf, "iter_tasks", "task", &kernel);
+        if let Err(error) = &walk {
+            tracing::debug!(?error, "fd tables cannot be walked; falling back to iter/task_file");
+        }
         let (tasks, task_files) = match walk {
             Ok(tasks) => (tasks, None),
             Err(error) if error.is_denied() => return Err(error),
@@ -120,7 +118,7 @@ impl Iterators {
             ring_operations: 0,
             holds: RingBuf::try_from(take(&mut ebpf, "HOLDS")?).map_err(on("HOLDS"))?,
             control: Array::try_from(take(&mut ebpf, "CONTROL")?).map_err(on("CONTROL"))?,
-            wanted: Array::try_from(take(&mut ebpf, "WANTED")?).map_err(on("WANTED"))?,
+            wanted: HashMap::try_from(take(&mut ebpf, "WANTED")?).map_err(on("WANTED"))?,
             carriers: HashMap::try_from(take(&mut ebpf, "CARRIERS")?).map_err(on("CARRIERS"))?,
             _ebpf: ebpf,
         };
@@ -182,17 +180,28 @@ impl Iterators {
         }
     }
 
-    /// Tells the programs which device numbers count.
+    /// Tells the programs which device numbers to report: at least those that count.
     pub(super) fn want(&mut self, devices: &DeviceTable) -> Result<(), ProbeError> {
-        let unused = WantedRange { first: 1, last: 0 };
-        let mut wanted = Wanted { ranges: [unused; MAX_WANTED] };
-        for (slot, range) in wanted.ranges.iter_mut().zip(&devices.ranges) {
-            *slot = WantedRange {
-                first: (range.major << 20) | range.first,
-                last: (range.major << 20) | range.last,
-            };
+        /// Longer ranges are asked for by their major.
+        const LONG: u32 = 64;
+        let keys: HashSet<u32> = devices
+            .ranges
+            .iter()
+            .flat_map(|range| {
+                let major = range.major << 20;
+                if range.last - range.first < LONG {
+                    (major | range.first)..=(major | range.last)
+                } else {
+                    (major | EVERY_MINOR)..=(major | EVERY_MINOR)
+                }
+            })
+            .collect();
+        let stale: Vec<u32> =
+            self.wanted.keys().filter_map(Result::ok).filter(|key| !keys.contains(key)).collect();
+        for key in stale {
+            self.wanted.remove(&key).map_err(on("WANTED"))?;
         }
-        self.wanted.set(0, WantedPod(wanted), 0).map_err(on("WANTED"))
+        keys.iter().try_for_each(|key| self.wanted.insert(key, 1, 0)).map_err(on("WANTED"))
     }
 
     /// Prepares the control block for a pass.

@@ -91,13 +91,13 @@ pub enum ProbeError {
 }
 
 impl ProbeError {
-    /// Was it for lack of privilege?
+    /// Was it for lack of privilege? (EPERM; the verifier says EACCES.)
     #[must_use]
     pub fn is_denied(&self) -> bool {
         let mut source: Option<&(dyn std::error::Error + 'static)> = Some(self);
         while let Some(error) = source {
             if let Some(io) = error.downcast_ref::<std::io::Error>() {
-                return io.kind() == std::io::ErrorKind::PermissionDenied;
+                return io.raw_os_error() == Some(libc::EPERM);
             }
             source = error.source();
         }

@@ -49,7 +49,7 @@ impl Iterators {
         self.pass_sockets(&tasks, &mut holds, &mut missing, within)?;
         self.pass_carriers(&mut holds, &mut missing)?;
         self.note_rings(&holds, &mut missing);
-        let (files, references) = assemble(&holds, self.task_files.is_some());
+        let (files, references) = assemble(&holds, devices, self.task_files.is_some());
         Ok(Snapshot { taken_ns, source: Source::Iterators, tasks, files, references, missing })
     }
 
@@ -189,7 +189,11 @@ impl Iterators {
 
 
 /// Records to files and references, each once: passes may repeat a record, and threads repeat each other.
-fn assemble(holds: &[HoldRecord], counted_by_iterator: bool) -> (Vec<OpenFile>, Vec<Reference>) {
+fn assemble(
+    holds: &[HoldRecord],
+    devices: &DeviceTable,
+    counted_by_iterator: bool,
+) -> (Vec<OpenFile>, Vec<Reference>) {
     let mut files: HashMap<u64, OpenFile> = HashMap::new();
     let mut references = HashSet::with_capacity(holds.len());
     for hold in holds {
@@ -199,6 +203,10 @@ fn assemble(holds: &[HoldRecord], counted_by_iterator: bool) -> (Vec<OpenFile>, 
             let own = u64::from(counted_by_iterator && hold.header.kind == HOLD_FD);
             let count = (hold.count != u64::MAX).then(|| hold.count.saturating_sub(own));
             let device = DeviceNumber::from_kernel(hold.rdev);
+            // The programs report whole majors where a range is long.
+            if devices.identify(device).is_none() {
+                continue;
+            }
             files.insert(hold.file, OpenFile { key, device, count });
         }
         if let Some(via) = via(hold) {
