@@ -3,8 +3,10 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 
 use anyhow::{Context, Result, bail};
 
@@ -45,6 +47,13 @@ pub(crate) fn stdout(command: &mut Command) -> Result<String> {
     }
     String::from_utf8(output.stdout)
         .with_context(|| format!("`{}` printed something that is not UTF-8", shown(command)))
+}
+
+/// Runs a command with its error output going where its output goes, in the order in which it writes them.
+pub(crate) fn merged(command: &mut Command) -> Result<ExitStatus> {
+    io::stdout().flush()?;
+    let output = io::stdout().as_fd().try_clone_to_owned()?;
+    command.stderr(output).status().with_context(|| format!("cannot start `{}`", shown(command)))
 }
 
 /// A command as one would type it, without its environment.

@@ -5,8 +5,12 @@ mod build_ebpf;
 mod child;
 mod debian;
 mod fingerprint;
+mod host_build;
+mod interrupt;
+mod run;
 mod rustc;
 mod setup;
+mod stage;
 mod workspace;
 
 use anyhow::Result;
@@ -28,6 +32,8 @@ enum Task {
     Setup(setup::Arguments),
     /// Compile the BPF object that gpu-tracer carries inside it.
     BuildEbpf(build_ebpf::Arguments),
+    /// Build everything and ask who holds the GPUs of this machine, or of a staged stand-in where there are none.
+    Run(run::Arguments),
 }
 
 fn main() -> Result<()> {
@@ -35,5 +41,6 @@ fn main() -> Result<()> {
     match Arguments::parse().task {
         Task::Setup(arguments) => setup::task(&workspace, &arguments),
         Task::BuildEbpf(arguments) => build_ebpf::task(&workspace, &arguments),
+        Task::Run(arguments) => run::task(&workspace, &arguments),
     }
 }

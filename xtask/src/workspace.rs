@@ -45,4 +45,9 @@ impl Workspace {
     pub(crate) fn bpf_target(&self) -> PathBuf {
         self.target.join("bpf-build")
     }
+
+    /// A program of the host's release build.
+    pub(crate) fn release_program(&self, name: &str) -> PathBuf {
+        self.target.join("release").join(name)
+    }
 }
