@@ -6,6 +6,7 @@ mod build_ebpf;
 mod child;
 mod debian;
 mod fingerprint;
+mod gpu;
 mod host_build;
 mod interrupt;
 mod lint;
@@ -44,6 +45,12 @@ enum Task {
     Lint,
     /// Measure, in the same run, gpu-tracer and what it is compared with.
     Bench(bench::Arguments),
+    /// Prepare a folder to run on another machine, one with an NVIDIA GPU, and say what to run there.
+    ///
+    /// The programs in it are linked dynamically, because a statically linked glibc program crashes when it calls into
+    /// a library loaded at run time, as NVML is. They run on any distribution whose glibc is as new as the version that
+    /// this task prints.
+    Gpu(gpu::Arguments),
     /// The processes that `bench` measures among.
     #[command(hide = true)]
     Crowd(bench::CrowdArguments),
@@ -58,6 +65,7 @@ fn main() -> ExitCode {
         Task::Test(arguments) => test::task(&workspace, &arguments),
         Task::Lint => lint::task(&workspace),
         Task::Bench(arguments) => bench::task(&workspace, &arguments),
+        Task::Gpu(arguments) => gpu::task(&workspace, &arguments),
         Task::Crowd(arguments) => bench::crowd_task(&arguments),
     };
     match outcome {
