@@ -1,1 +1,3 @@
 //! GPU identity and memory. NVML only inside a short-lived helper process.
+
+pub mod identity;

@@ -1,1 +1,5 @@
 //! What this kernel is: BTF offsets, features, devices.
+
+pub mod btf;
+
+pub use btf::{Btf, BtfError, Field};
