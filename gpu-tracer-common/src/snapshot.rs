@@ -29,7 +29,7 @@ pub const KIND_TASK: u16 = 1;
 pub const HOLD_FD: u16 = 2;
 /// [`HoldRecord`]: a mapping. `by` = `mm_struct`, `at` = first address, `end` = address after the last.
 pub const HOLD_MAP: u16 = 3;
-/// [`HoldRecord`]: queued in a unix socket. `by` = the socket's `struct file` (or `struct sock` when it has none), `at` = its inode number.
+/// [`HoldRecord`]: queued in a unix socket. `by` = the socket's `struct file` (or `struct sock` when it has none), `at` = its inode number, `end` tells two descriptors in one queue apart.
 pub const HOLD_IN_FLIGHT: u16 = 4;
 /// [`HoldRecord`]: `file` is a `struct sock` that nobody accepted yet. `by` = the listening socket's `struct file`, `at` = its inode number.
 pub const HOLD_UNACCEPTED: u16 = 5;
@@ -125,27 +125,14 @@ pub struct HoldRecord {
 }
 const _: () = assert!(size_of::<HoldRecord>() == 56);
 
-/// One range of device numbers to look for; unused entries have `first > last`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WantedRange {
-    /// First device number, kernel encoding, inclusive.
-    pub first: u32,
-    /// Last device number, inclusive.
-    pub last: u32,
-}
-
-/// How many ranges fit. NVIDIA's own devices need nine.
-pub const MAX_WANTED: usize = 32;
-
-/// All device numbers to look for.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// The ranges.
-    pub ranges: [WantedRange; MAX_WANTED],
-}
-const _: () = assert!(size_of::<Wanted>() == 256);
+/// Minor of a key of the `WANTED` map that stands for every minor of its major.
+pub const EVERY_MINOR: u32 = 0xf_ffff;
+/// Minors of a range that are asked for one by one; longer ranges are asked for by their major.
+pub const MAX_MINORS: u32 = 64;
+/// Ranges of device numbers that can be looked for.
+pub const MAX_WANTED: usize = 64;
+/// Elements of the `WANTED` map.
+pub const WANTED_KEYS: u32 = MAX_MINORS * MAX_WANTED as u32;
 
 /// What a pass over the tasks is for.
 pub mod mode {
@@ -177,5 +164,12 @@ pub struct Control {
     pub resume_slot: u64,
     /// Queues that were longer than the programs follow.
     pub truncated: u64,
+    /// Next element of `SUBJECTS` to look at.
+    pub subject: u32,
+    /// Elements of `SUBJECTS` in use.
+    pub subjects: u32,
 }
-const _: () = assert!(size_of::<Control>() == 48);
+const _: () = assert!(size_of::<Control>() == 56);
+
+/// Elements of the `SUBJECTS` map.
+pub const MAX_SUBJECTS: u32 = 4096;

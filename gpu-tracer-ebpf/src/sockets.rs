@@ -117,6 +117,7 @@ fn look_at_connection(buffer: u64, walk: &QueueWalk) -> Result<(), Full> {
 }
 
 struct MessageWalk {
+    buffer: u64,
     files: u64,
     count: u32,
     full: u32,
@@ -133,6 +134,7 @@ fn look_at_message(buffer: u64, walk: &QueueWalk) -> Result<(), Full> {
         return Ok(());
     }
     let mut message = MessageWalk {
+        buffer,
         files: list + u64::from(offset!(fp_files)),
         count: u32::from(count),
         full: 0,
@@ -152,7 +154,7 @@ unsafe extern "C" fn walk_files(index: u32, message: *mut c_void) -> i64 {
         return 1;
     }
     let file = read::<u64>(message.files + u64::from(index) * 8, 0).unwrap_or(0);
-    let found = Found { kind: HOLD_IN_FLIGHT, tid: 0, by: message.by, at: message.inode, end: 0 };
+    let found = Found { kind: HOLD_IN_FLIGHT, tid: 0, by: message.by, at: message.inode, end: message.buffer + u64::from(index) };
     if file != 0 && look_at_in_flight(file, &found).is_err() {
         message.full = 1;
         return 1;

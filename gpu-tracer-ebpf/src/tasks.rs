@@ -18,7 +18,7 @@ use gpu_tracer_common::{
 
 use crate::{
     access::{field, offset, read},
-    holds::{Found, Full, control, look_at_carrier, look_at_file},
+    holds::{BPF_F_NO_PREALLOC, Found, Full, control, look_at_carrier, look_at_file},
 };
 
 #[repr(C)]
@@ -36,7 +36,7 @@ struct TaskContext {
 
 /// fd tables that some thread showed already in the session of the value. Only a shortcut: the user side counts each table once anyway.
 #[map]
-static SHOWN: HashMap<u64, u64> = HashMap::with_max_entries(16_384, 0);
+static SHOWN: HashMap<u64, u64> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
 
 /// Room for one word's worth of file pointers, which the stack does not have.
 #[map]
@@ -75,33 +75,68 @@ fn iter_tasks(context: *mut c_void) -> i32 {
     }
 }
 
+/// The same without a walk, for kernels without `bpf_loop` (before 5.17), where `iter/task_file` finds the descriptors.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_tasks_only(context: *mut c_void) -> i32 {
+    // SAFETY: as in `iter_tasks`.
+    let context = unsafe { &*context.cast::<TaskContext>() };
+    if context.task.is_null() {
+        return 0;
+    }
+    // SAFETY: `meta` is never null; `task` is a BTF pointer, checked for null.
+    unsafe {
+        let (tgid, tid, files) = identify(context.task);
+        write(&*context.meta, &describe(context.task, tgid, tid, files));
+    }
+    0
+}
+
+/// Thread-group id, thread id and fd table.
+///
+/// # Safety
+/// `task` must be a BTF pointer that is not null.
 #[inline(always)]
-fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
-    let Some(control) = control() else { return Ok(()) };
-    // SAFETY: `task` is the context's BTF pointer, checked for null.
-    let (tgid, tid, files) = unsafe {
+unsafe fn identify(task: *mut c_void) -> (u32, u32, u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
         (
             field::<u32>(task, offset!(task_tgid)),
             field::<u32>(task, offset!(task_pid)),
             field::<u64>(task, offset!(task_files)),
         )
-    };
+    }
+}
+
+#[inline(always)]
+fn write(meta: &IterMeta, record: &TaskRecord) {
+    let record: *const TaskRecord = record;
+    // SAFETY: the record is initialised, padding included, and `seq` is the iterator's own.
+    unsafe { bpf_seq_write(meta.seq.cast(), record.cast_mut().cast(), size_of::<TaskRecord>() as u32) };
+}
+
+#[inline(always)]
+fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
+    let Some(control) = control() else { return Ok(()) };
+    // SAFETY: `task` is the context's BTF pointer, checked for null.
+    let (tgid, tid, files) = unsafe { identify(task) };
     if control.mode == mode::LEARN_RING {
         if tid == control.learn_tgid {
             control.ring_fops = file_operations(files, control.learn_fd).unwrap_or(0);
         }
         return Ok(());
     }
-    if files != 0 && !is_shown(task, files, tid != tgid, meta.session) {
+    // A copy of our own: the helpers take no pointer into the iterator's memory.
+    // SAFETY: `meta` is valid.
+    let session = unsafe { core::ptr::read_volatile(&meta.session) };
+    if files != 0 && !is_shown(task, files, tid != tgid, session) {
         walk_table(files, tid, control.mode)?;
         if tid != tgid {
-            let _ = SHOWN.insert(&files, &meta.session, 0);
+            let _ = SHOWN.insert(&files, &session, 0);
         }
     }
     if control.mode == mode::DEVICES {
-        let record = describe(task, tgid, tid, files);
-        // SAFETY: the record is initialised, padding included, and `seq` is the iterator's own.
-        unsafe { bpf_seq_write(meta.seq.cast(), (&raw const record).cast_mut().cast(), size_of::<TaskRecord>() as u32) };
+        write(meta, &describe(task, tgid, tid, files));
     }
     Ok(())
 }
@@ -139,7 +174,7 @@ struct TableWalk {
     first_word: u32,
     mode: u32,
     full: u32,
-    _padding: u32,
+    base: u32,
 }
 
 #[inline(always)]
@@ -153,7 +188,7 @@ fn walk_table(files: u64, tid: u32, mode: u32) -> Result<(), Full> {
     };
     let Some(control) = control() else { return Ok(()) };
     let first_word = if control.resume_table == files { control.resume_slot as u32 / 64 } else { 0 };
-    let mut walk = TableWalk { files, slots, open, max, tid, first_word, mode, full: 0, _padding: 0 };
+    let mut walk = TableWalk { files, slots, open, max, tid, first_word, mode, full: 0, base: 0 };
     let words = max / 64 + u32::from(max % 64 != 0);
     // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
     unsafe { bpf_loop(words, walk_word as *mut c_void, (&raw mut walk).cast(), 0) };
@@ -185,34 +220,36 @@ unsafe extern "C" fn walk_word(index: u32, walk: *mut c_void) -> i64 {
     if failed != 0 {
         return 0;
     }
-    for slot in 0..SLOTS_PER_WORD {
-        if slot as u32 >= wanted {
-            break;
-        }
-        // SAFETY: `slot` is below the array's length.
-        let file = unsafe { (*slots)[slot] };
-        if file == 0 {
-            continue;
-        }
-        let found = Found {
-            kind: HOLD_FD,
-            tid: walk.tid,
-            by: walk.files,
-            at: u64::from(base) + slot as u64,
-            end: 0,
-        };
-        let looked =
-            if walk.mode == mode::CARRIERS { look_at_carrier(file, &found) } else { look_at_file(file, &found) };
-        if looked.is_err() {
-            walk.full = 1;
-            if let Some(control) = control() {
-                control.resume_table = walk.files;
-                control.resume_slot = u64::from(base);
-            }
-            return 1;
-        }
+    walk.base = base;
+    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
+    unsafe { bpf_loop(wanted, walk_slot as *mut c_void, (&raw mut *walk).cast(), 0) };
+    i64::from(walk.full != 0)
+}
+
+/// One of the 64 descriptors in [`SLOTS`].
+#[inline(never)]
+unsafe extern "C" fn walk_slot(slot: u32, walk: *mut c_void) -> i64 {
+    // SAFETY: `walk_word` passes on the `TableWalk` it was given.
+    let walk = unsafe { &mut *walk.cast::<TableWalk>() };
+    let Some(slots) = SLOTS.get(0) else { return 1 };
+    // A mask is what the verifier understands as a bound, whatever register it ends up in.
+    let file = slots[(u64::from(slot) & 63) as usize];
+    if file == 0 {
+        return 0;
     }
-    0
+    let found =
+        Found { kind: HOLD_FD, tid: walk.tid, by: walk.files, at: u64::from(walk.base + slot), end: 0 };
+    let looked =
+        if walk.mode == mode::CARRIERS { look_at_carrier(file, &found) } else { look_at_file(file, &found) };
+    if looked.is_ok() {
+        return 0;
+    }
+    walk.full = 1;
+    if let Some(control) = control() {
+        control.resume_table = walk.files;
+        control.resume_slot = u64::from(walk.base);
+    }
+    1
 }
 
 #[inline(always)]

@@ -53,6 +53,8 @@ pub enum Via {
         socket: FileKey,
         /// Inode number of that socket, as in `/proc/PID/fd` (`socket:[N]`); 0 when it has none yet.
         inode: u64,
+        /// Tells two descriptors in the same queue apart.
+        slot: u64,
     },
     /// A connection that waits in a listening socket's accept queue.
     Unaccepted {
