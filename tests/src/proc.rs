@@ -96,7 +96,8 @@ pub fn visible_holds(pid: u32, tid: u32, rdev: u64) -> io::Result<(u64, u64)> {
     for line in String::from_utf8_lossy(&maps).lines() {
         let Some(range) = line.split(' ').next() else { continue };
         let target = fs::metadata(format!("/proc/{pid}/map_files/{}", trim_range(range)));
-        mapped += u64::from(target.is_ok_and(|held| held.file_type().is_char_device() && held.rdev() == rdev));
+        mapped +=
+            u64::from(target.is_ok_and(|held| held.file_type().is_char_device() && held.rdev() == rdev));
     }
     Ok((fds, mapped))
 }

@@ -95,7 +95,8 @@ fn conduct(
     janitor: File,
     play: fn(&mut Stage) -> Result<()>,
 ) -> i32 {
-    let played = Stage::set(scenario, nodes, arguments, private, janitor).and_then(|mut stage| play(&mut stage));
+    let played =
+        Stage::set(scenario, nodes, arguments, private, janitor).and_then(|mut stage| play(&mut stage));
     match played {
         Ok(()) => 0,
         Err(error) if error.is::<Over>() => 0,
@@ -122,8 +123,7 @@ impl Stage {
         janitor: File,
     ) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("gpu-tracer-scenario-").tempdir()?.keep();
-        let stage =
-            Self { scenario: scenario.to_owned(), step: 0, nodes, arguments, dir, janitor, private };
+        let stage = Self { scenario: scenario.to_owned(), step: 0, nodes, arguments, dir, janitor, private };
         stage.undo_later(&Undo::RemoveDirectory(stage.dir.clone()))?;
         Ok(stage)
     }
