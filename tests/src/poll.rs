@@ -8,11 +8,7 @@ use anyhow::{Result, bail};
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Asks again and again until the answer is there, at most for `deadline`; `what` names it in the error.
-pub fn until<T>(
-    what: &str,
-    deadline: Duration,
-    mut ask: impl FnMut() -> Result<Option<T>>,
-) -> Result<T> {
+pub fn until<T>(what: &str, deadline: Duration, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let end = Instant::now() + deadline;
     let mut pause = Duration::from_micros(200);
     loop {

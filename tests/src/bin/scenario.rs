@@ -43,8 +43,8 @@ fn run(arguments: Vec<String>) -> Result<ExitCode> {
 }
 
 fn play(name: &str, rest: &[String]) -> Result<ExitCode> {
-    let scenario = scenario::find(name)
-        .with_context(|| format!("no scenario is called {name}: see scenario --list"))?;
+    let scenario =
+        scenario::find(name).with_context(|| format!("no scenario is called {name}: see scenario --list"))?;
     let mut nodes = Vec::new();
     let mut arguments = Vec::new();
     let mut rest = rest.iter();

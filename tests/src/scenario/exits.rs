@@ -147,8 +147,6 @@ pub(super) fn dumping_core(stage: &mut Stage) -> Result<()> {
 
     loopfs::thaw(&ext4)?;
     worker.await_gone()?;
-    until("the end of the core dump", PATIENCE, || {
-        Ok(proc::tasks(worker.pid)?.is_empty().then_some(()))
-    })?;
+    until("the end of the core dump", PATIENCE, || Ok(proc::tasks(worker.pid)?.is_empty().then_some(())))?;
     stage.show_last(Truth::default().dead(worker.pid))
 }

@@ -1,6 +1,6 @@
 //! Descriptors.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::stage::Stage;
 use crate::sys::mounts;
@@ -54,14 +54,11 @@ pub(super) fn exec_inherited(stage: &mut Stage) -> Result<()> {
     let child = worker.fork()?;
     child.exec()?;
     let holds = |pid| Holds::live(pid).device(&node.name, Counts::fds(1));
-    stage.show(
-        Truth::default().holder(holds(worker.pid)).holder(holds(child.pid)).files(&node.name, 1, 2),
-    )?;
+    stage
+        .show(Truth::default().holder(holds(worker.pid)).holder(holds(child.pid)).files(&node.name, 1, 2))?;
 
     worker.kill()?;
-    stage.show_last(
-        Truth::default().holder(holds(child.pid)).files(&node.name, 1, 1).dead(worker.pid),
-    )
+    stage.show_last(Truth::default().holder(holds(child.pid)).files(&node.name, 1, 1).dead(worker.pid))
 }
 
 /// Neither opened nor inherited nor received: copied out of another process.
@@ -79,9 +76,9 @@ pub(super) fn taken(stage: &mut Stage) -> Result<()> {
 /// Its path leads to another inode now, its device number is the same.
 pub(super) fn deleted_node(stage: &mut Stage) -> Result<()> {
     let node = stage.node().clone();
-    let path = stage.dir().join("node");
+    let path = stage.tmpfs()?.join("node");
     let (major, minor) = super::namespaces::number(&node.path)?;
-    mounts::make_node(&path, major, minor).context("making a device node needs root")?;
+    mounts::make_node(&path, major, minor)?;
     let worker = stage.worker()?;
     let fd = worker.open(&path)?;
     worker.map(fd)?;

@@ -19,17 +19,12 @@ pub(super) fn broker(stage: &mut Stage) -> Result<()> {
     receiver.receive(theirs)?;
     let holds = |pid| Holds::live(pid).device(&node.name, Counts::fds(1));
     stage.show(
-        Truth::default()
-            .holder(holds(broker.pid))
-            .holder(holds(receiver.pid))
-            .files(&node.name, 1, 2),
+        Truth::default().holder(holds(broker.pid)).holder(holds(receiver.pid)).files(&node.name, 1, 2),
     )?;
 
     receiver.exit()?;
     broker.order(Order::Reap(receiver.pid_for_maker))?;
-    stage.show_last(
-        Truth::default().holder(holds(broker.pid)).files(&node.name, 1, 1).dead(receiver.pid),
-    )
+    stage.show_last(Truth::default().holder(holds(broker.pid)).files(&node.name, 1, 1).dead(receiver.pid))
 }
 
 /// B6: in nobody's table for a while.
@@ -56,14 +51,10 @@ fn deliver(stage: &mut Stage, receiver: &Worker) -> Result<()> {
     sender.exit()?;
     receiver.order(Order::Reap(sender.pid_for_maker))?;
     let holds = |counts| Holds::live(receiver.pid).device(&node.name, counts);
-    stage.show(
-        Truth::default().holder(holds(IN_FLIGHT)).files(&node.name, 1, 1).dead(sender.pid),
-    )?;
+    stage.show(Truth::default().holder(holds(IN_FLIGHT)).files(&node.name, 1, 1).dead(sender.pid))?;
 
     let fds = receiver.receive(ours)?;
-    stage.show(
-        Truth::default().holder(holds(Counts::fds(1))).files(&node.name, 1, 1).dead(sender.pid),
-    )?;
+    stage.show(Truth::default().holder(holds(Counts::fds(1))).files(&node.name, 1, 1).dead(sender.pid))?;
 
     receiver.close(*fds.first().context("nothing was received")?)?;
     stage.show_last(Truth::default().innocent(receiver.pid, "closed what it had received"))

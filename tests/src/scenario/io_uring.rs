@@ -45,12 +45,8 @@ pub(super) fn inherited(stage: &mut Stage) -> Result<()> {
     let (opener, _) = with_ring(stage)?;
     let heir = opener.fork()?;
     let holds = |pid| Holds::live(pid).device(&node.name, REGISTERED);
-    stage.show(
-        Truth::default().holder(holds(opener.pid)).holder(holds(heir.pid)).files(&node.name, 1, 1),
-    )?;
+    stage.show(Truth::default().holder(holds(opener.pid)).holder(holds(heir.pid)).files(&node.name, 1, 1))?;
 
     opener.kill()?;
-    stage.show_last(
-        Truth::default().holder(holds(heir.pid)).files(&node.name, 1, 1).dead(opener.pid),
-    )
+    stage.show_last(Truth::default().holder(holds(heir.pid)).files(&node.name, 1, 1).dead(opener.pid))
 }

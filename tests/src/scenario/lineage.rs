@@ -60,7 +60,7 @@ fn inherited_truth(nodes: &[Node], opens: u32, children: &[(u32, Worker)], dead:
         let mut holds = Holds::live(child.pid).states('S', 'S');
         holds.comm_hex = Some(to_hex(child_name(*number).as_bytes()));
         for file in &truth.files {
-            let counts = holds.devices.entry(file.device.clone()).or_insert_with(Counts::default);
+            let counts = holds.devices.entry(file.device.clone()).or_default();
             counts.fds += 1;
             counts.files += 1;
         }

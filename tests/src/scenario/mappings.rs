@@ -21,14 +21,11 @@ pub(super) fn mapping(stage: &mut Stage) -> Result<()> {
     stage.show(Truth::default().holder(holds(worker.pid)).files(&node.name, 1, 1))?;
 
     let child = worker.fork()?;
-    stage.show(
-        Truth::default().holder(holds(worker.pid)).holder(holds(child.pid)).files(&node.name, 1, 2),
-    )?;
+    stage
+        .show(Truth::default().holder(holds(worker.pid)).holder(holds(child.pid)).files(&node.name, 1, 2))?;
 
     worker.kill()?;
-    stage.show_last(
-        Truth::default().holder(holds(child.pid)).files(&node.name, 1, 1).dead(worker.pid),
-    )
+    stage.show_last(Truth::default().holder(holds(child.pid)).files(&node.name, 1, 1).dead(worker.pid))
 }
 
 /// Unmapping the middle page of three leaves two mappings, each with a reference.

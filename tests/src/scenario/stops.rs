@@ -15,10 +15,8 @@ pub(super) fn stopped(stage: &mut Stage) -> Result<()> {
     worker.signal(libc::SIGSTOP)?;
     worker.await_state("T")?;
     worker.signal(libc::SIGTERM)?;
-    let mut holds = Holds::live(worker.pid)
-        .states('T', 'T')
-        .why(&["stopped"])
-        .device(&node.name, Counts::fds(1));
+    let mut holds =
+        Holds::live(worker.pid).states('T', 'T').why(&["stopped"]).device(&node.name, Counts::fds(1));
     holds.sigkill_pending = Some(false);
     stage.show(Truth::default().holder(holds).files(&node.name, 1, 1))?;
 

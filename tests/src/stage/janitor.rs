@@ -95,8 +95,7 @@ pub(super) fn keep(conductor: u32, instructions: PipeReader, signals: c_int) -> 
 /// Reaps whatever dies until the conductor has; ends the conductor when told to end. Did the conductor end well?
 fn watch(conductor: u32, mut signals: &File) -> bool {
     loop {
-        let mut waiting =
-            libc::pollfd { fd: signals.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut waiting = libc::pollfd { fd: signals.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry, as said.
         unsafe { libc::poll(&raw mut waiting, 1, -1) };
         // `struct signalfd_siginfo` is 128 bytes and begins with the signal number.

@@ -75,8 +75,7 @@ pub fn unmap(at: u64, length: usize) -> io::Result<()> {
 /// `mremap(2)`, free to move; returns the new address.
 pub fn remap(at: u64, length: usize, new_length: usize) -> io::Result<u64> {
     // SAFETY: as for `unmap`.
-    let at =
-        unsafe { libc::mremap(at as *mut libc::c_void, length, new_length, libc::MREMAP_MAYMOVE) };
+    let at = unsafe { libc::mremap(at as *mut libc::c_void, length, new_length, libc::MREMAP_MAYMOVE) };
     if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at as u64) }
 }
 

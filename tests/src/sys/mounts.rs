@@ -27,10 +27,8 @@ pub fn mount(source: &str, target: &Path, kind: &str, options: &str) -> io::Resu
     let (source, kind, options) = (CString::new(source)?, CString::new(kind)?, CString::new(options)?);
     let target = c_path(target)?;
     // SAFETY: all four are NUL-terminated strings that outlive the call.
-    check(unsafe {
-        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast())
-    })
-    .map(drop)
+    check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) })
+        .map(drop)
 }
 
 /// Takes a mount away now; what still uses it keeps it until it ends (`MNT_DETACH`).

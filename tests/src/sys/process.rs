@@ -73,9 +73,8 @@ pub fn spawn_sharing_memory(
     }
     let flags = libc::CLONE_VM | libc::SIGCHLD | if table { libc::CLONE_FILES } else { 0 };
     // SAFETY: the stack is its own, grows down from its end and is never unmapped; `body` keeps to bare system calls.
-    let pid = unsafe {
-        libc::clone(body, stack.byte_add(STACK), flags, argument as usize as *mut libc::c_void)
-    };
+    let pid =
+        unsafe { libc::clone(body, stack.byte_add(STACK), flags, argument as usize as *mut libc::c_void) };
     Ok(check(pid)? as u32)
 }
 

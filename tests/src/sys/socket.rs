@@ -32,8 +32,7 @@ fn borrow(fd: c_int) -> BorrowedFd<'static> {
 
 /// A connected pair.
 pub fn pair(kind: SocketType) -> io::Result<(c_int, c_int)> {
-    let (one, other) =
-        rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
     Ok((one.into_raw_fd(), other.into_raw_fd()))
 }
 
@@ -85,8 +84,7 @@ pub fn send(socket: c_int, bytes: &[u8], fds: &[c_int]) -> io::Result<()> {
 /// Receives one message of at most `room` bytes; its descriptors become this process's.
 pub fn receive(socket: c_int, room: usize) -> io::Result<Message> {
     let mut bytes = vec![0; room];
-    let mut space =
-        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS), ScmCredentials(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS), ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {
         rustix::net::recvmsg(

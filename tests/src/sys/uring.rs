@@ -24,9 +24,8 @@ pub fn setup() -> io::Result<c_int> {
 /// Registers files with the ring; slot N gets the N-th.
 pub fn register(ring: c_int, fds: &[c_int]) -> io::Result<()> {
     // SAFETY: the array is as long as said.
-    let done = unsafe {
-        libc::syscall(libc::SYS_io_uring_register, ring, REGISTER_FILES, fds.as_ptr(), fds.len())
-    };
+    let done =
+        unsafe { libc::syscall(libc::SYS_io_uring_register, ring, REGISTER_FILES, fds.as_ptr(), fds.len()) };
     check_long(done).map(drop)
 }
 

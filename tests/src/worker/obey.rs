@@ -89,9 +89,9 @@ fn carry_out(order: Order, channel: c_int, attached: Option<c_int>) -> After {
         Order::Exec => exec(channel),
         order => carry_out_on_files(order),
     };
-    After::Next(result.unwrap_or_else(|error| {
-        Reply::Failed(error.raw_os_error().unwrap_or(0), error.to_string())
-    }))
+    After::Next(
+        result.unwrap_or_else(|error| Reply::Failed(error.raw_os_error().unwrap_or(0), error.to_string())),
+    )
 }
 
 fn carry_out_on_files(order: Order) -> io::Result<Reply> {
