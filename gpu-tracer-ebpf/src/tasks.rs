@@ -18,7 +18,7 @@ use gpu_tracer_common::{
 
 use crate::{
     access::{field, offset, read},
-    holds::{Found, Full, control, look_at_carrier, look_at_file},
+    holds::{BPF_F_NO_PREALLOC, Found, Full, control, look_at_carrier, look_at_file},
 };
 
 #[repr(C)]
@@ -36,7 +36,7 @@ struct TaskContext {
 
 /// fd tables that some thread showed already in the session of the value. Only a shortcut: the user side counts each table once anyway.
 #[map]
-static SHOWN: HashMap<u64, u64> = HashMap::with_max_entries(16_384, 0);
+static SHOWN: HashMap<u64, u64> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
 
 /// Room for one word's worth of file pointers, which the stack does not have.
 #[map]

@@ -5,6 +5,7 @@
 //! happened, [`report`] the JSON contract that users and scripts rely on.
 
 pub mod device;
+pub mod doctor;
 pub mod event;
 pub mod exit;
 pub mod gpu;

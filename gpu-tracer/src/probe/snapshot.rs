@@ -47,8 +47,9 @@ impl Iterators {
         let tasks = self.pass_tasks(&mut holds, within)?;
         self.pass_mappings(&mut holds, &mut missing, within)?;
         self.pass_sockets(&tasks, &mut holds, &mut missing, within)?;
+        self.pass_rings(&mut holds, &mut missing)?;
         self.pass_carriers(&mut holds, &mut missing)?;
-        self.note_rings(&holds, &mut missing);
+        self.pass_driver_pins(&mut holds)?;
         let (files, references) = assemble(&holds, devices, self.task_files.is_some());
         Ok(Snapshot { taken_ns, source: Source::Iterators, tasks, files, references, missing })
     }
@@ -174,19 +175,47 @@ impl Iterators {
         Ok(())
     }
 
-    fn note_rings(&self, holds: &[HoldRecord], missing: &mut Vec<Missing>) {
-        let seen = holds.iter().any(|hold| hold.file_kind == FILE_RING);
-        let why = match self.rings() {
-            RingAccess::NotThere | RingAccess::Walk => return,
-            RingAccess::Fdinfo if !seen => return,
-            RingAccess::Fdinfo => "the file table of io_urings cannot be read on this kernel".to_owned(),
-            RingAccess::Unknown(why) => format!("files registered with io_urings cannot be seen: {why}"),
+    /// What do the io_urings hold that were found?
+    fn pass_rings(
+        &mut self,
+        holds: &mut Vec<HoldRecord>,
+        missing: &mut Vec<Missing>,
+    ) -> Result<(), ProbeError> {
+        let rings = distinct(holds, FILE_RING);
+        let why = match (self.rings(), &self.ring_tables) {
+            (RingAccess::NotThere, _) => return Ok(()),
+            (RingAccess::Unknown(why), _) => format!("files registered with io_urings cannot be seen: {why}"),
+            _ if rings.is_empty() => return Ok(()),
+            (RingAccess::Walk, Ok(link)) => {
+                let link = link.try_clone().map_err(ProbeError::Thread)?;
+                return self.look_closer(&link, &rings, holds);
+            }
+            (RingAccess::Fdinfo, _) => "the file table of io_urings cannot be read on this kernel".to_owned(),
+            (RingAccess::Walk, Err(why)) => format!("files registered with io_urings cannot be seen: {why}"),
         };
         missing.push(Missing { what: "io_uring", why });
+        Ok(())
+    }
+
+    /// Which files does the driver hold on behalf of those found? Without this they stay unexplained, so it is no gap.
+    fn pass_driver_pins(&mut self, holds: &mut Vec<HoldRecord>) -> Result<(), ProbeError> {
+        let files = distinct(holds, FILE_DEVICE);
+        match &self.driver_pins {
+            Ok(link) if !files.is_empty() => {
+                let link = link.try_clone().map_err(ProbeError::Thread)?;
+                self.look_closer(&link, &files, holds)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
-
+/// Files of one kind, each once.
+fn distinct(holds: &[HoldRecord], kind: u32) -> Vec<u64> {
+    let files: HashSet<u64> =
+        holds.iter().filter(|hold| hold.file_kind == kind).map(|hold| hold.file).collect();
+    files.into_iter().collect()
+}
 
 /// Records to files and references, each once: passes may repeat a record, and threads repeat each other.
 fn assemble(
