@@ -50,6 +50,9 @@ pub struct Holds {
     /// Parent, where the scenario fixes it.
     #[serde(default)]
     pub ppid: Option<u32>,
+    /// Real user, where the scenario fixes it.
+    #[serde(default)]
+    pub uid: Option<u32>,
     /// PID inside its own namespace, where that differs.
     #[serde(default)]
     pub pid_in_ns: Option<u32>,

@@ -71,6 +71,9 @@ fn compare_holder(holds: &Holds, named: &[&Holder], found: &mut Vec<String>) {
         if let Some(ppid) = holds.ppid {
             differs("ppid", holder.ppid.to_string(), ppid.to_string());
         }
+        if let Some(uid) = holds.uid {
+            differs("uid", holder.uid.to_string(), uid.to_string());
+        }
         if let Some(comm) = &holds.comm_hex {
             differs("comm", format!("{:?}", holder.comm), format!("{:?}", as_text(comm)));
         }

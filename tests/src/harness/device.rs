@@ -56,6 +56,13 @@ impl Device {
         device
     }
 
+    /// One GPU, `nvidia0`, which is `/dev/zero` itself: for tests that need no privilege.
+    #[must_use]
+    pub fn everybodys() -> Self {
+        let dir = tempfile::Builder::new().prefix("gpu-tracer-test-").tempdir().expect("a directory");
+        Self { nodes: vec![(PathBuf::from("/dev/zero"), "nvidia0".to_owned(), ZERO)], _lock: None, dir }
+    }
+
     fn new(wanted: &[(&str, (u32, u32))], lock: Option<File>) -> Self {
         super::require_root();
         let dir = directory_for_nodes();
@@ -87,9 +94,9 @@ impl Device {
         self.dir.path()
     }
 
-    /// The nodes.
-    pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.nodes.iter().map(|(path, ..)| path.as_path())
+    /// The nodes, with the devices' names.
+    pub fn nodes(&self) -> impl Iterator<Item = (&Path, &str)> {
+        self.nodes.iter().map(|(path, name, _)| (path.as_path(), name.as_str()))
     }
 
     /// What tells the tracer of them: `--device MAJOR:MINOR=NAME`, each.

@@ -18,9 +18,14 @@ use crate::poll;
 
 /// Panics unless this is root: staging the predicaments and seeing other processes both need it.
 pub fn require_root() {
+    assert!(is_root(), "this test stages real processes in namespaces and on loop devices: run it as root");
+}
+
+/// Is this root?
+#[must_use]
+pub fn is_root() -> bool {
     // SAFETY: cannot fail.
-    let user = unsafe { libc::geteuid() };
-    assert!(user == 0, "this test stages real processes in namespaces and on loop devices: run it as root");
+    unsafe { libc::geteuid() == 0 }
 }
 
 /// Asks until the answer is there; panics with `what` when `deadline` has passed.

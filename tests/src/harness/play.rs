@@ -46,8 +46,8 @@ impl Play {
         command.arg(name).stdin(Stdio::piped()).stdout(Stdio::piped());
         // What it makes it makes here, so that a test can see whether anything was left.
         command.env("TMPDIR", device.dir());
-        for path in device.paths() {
-            command.arg("--device").arg(path);
+        for (path, name) in device.nodes() {
+            command.arg("--device").arg(format!("{}={name}", path.display()));
         }
         let mut child =
             command.args(arguments).spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));

@@ -187,6 +187,13 @@ impl Tracer {
         Answer::from(run(self.command("json", &[])))
     }
 
+    /// Asks about these GPUs only.
+    #[must_use]
+    #[track_caller]
+    pub fn holders_of(&self, gpus: &[&str]) -> Answer {
+        Answer::from(run(self.command("json", gpus)))
+    }
+
     /// Asks in another format; what was printed is not looked at.
     #[must_use]
     #[track_caller]
@@ -204,12 +211,22 @@ impl Tracer {
         Answer::from(run(command))
     }
 
-    /// Asks as an unprivileged user who has never had a privilege, with a copy of the program that this user may run.
+    /// Does [`Tracer::holders_as_nobody`] ask as another user than the test's own?
+    #[must_use]
+    pub fn runs_as_another_user() -> bool {
+        super::is_root()
+    }
+
+    /// Asks without any privilege: as the test's own user, or as `nobody` where that is root, with a copy of the program
+    /// that this user may run.
     #[must_use]
     #[track_caller]
     pub fn holders_as_nobody(&self) -> Answer {
         use std::os::unix::fs::PermissionsExt as _;
         use std::os::unix::process::CommandExt as _;
+        if !Self::runs_as_another_user() {
+            return self.holders();
+        }
         let dir = tempfile::tempdir().expect("a temporary directory");
         let copy = dir.path().join("gpu-tracer");
         std::fs::copy(Self::program(), &copy).expect("a copy of the tracer");

@@ -108,3 +108,17 @@ pub(super) fn subreaper(stage: &mut Stage) -> Result<()> {
             .innocent(reaper.pid, "only adopted the orphan"),
     )
 }
+
+/// A process of the user `nobody`, as that user's own tools may look at it.
+pub(super) fn other_user(stage: &mut Stage) -> Result<()> {
+    const NOBODY: u32 = 65534;
+    let node = stage.node().clone();
+    let worker = stage.worker()?;
+    worker.order(Order::BecomeUser(NOBODY)).context("becoming another user needs root")?;
+    let fd = worker.open(&node.path)?;
+    let mapped = u64::from(worker.map_if_possible(fd)?.is_some());
+    let counts = Counts { fds: 1, maps: mapped, files: 1, ..Counts::default() };
+    let mut holds = Holds::live(worker.pid).device(&node.name, counts);
+    holds.uid = Some(NOBODY);
+    stage.show_last(Truth::default().holder(holds).files(&node.name, 1, 1 + mapped))
+}
