@@ -81,25 +81,29 @@ pub fn await_state(pid: u32, tid: u32, wanted: &str) -> Result<()> {
     })
 }
 
-/// Descriptors and mappings of a device that `/proc` shows for one task, as (descriptors, mappings).
-///
-/// For checking scenarios, on tasks that are neither exiting nor stuck: `maps` may wait for the address space.
-pub fn visible_holds(pid: u32, tid: u32, rdev: u64) -> io::Result<(u64, u64)> {
-    let dir = format!("/proc/{pid}/task/{tid}");
+/// Descriptors of a device that `/proc` shows for one task.
+pub fn visible_fds(pid: u32, tid: u32, rdev: u64) -> io::Result<u64> {
     let mut fds = 0;
-    for entry in fs::read_dir(format!("{dir}/fd"))? {
-        let held = fs::metadata(entry?.path());
-        fds += u64::from(held.is_ok_and(|held| held.file_type().is_char_device() && held.rdev() == rdev));
+    for entry in fs::read_dir(format!("/proc/{pid}/task/{tid}/fd"))? {
+        fds += u64::from(fs::metadata(entry?.path()).is_ok_and(|held| is_device(&held, rdev)));
     }
-    let maps = fs::read(format!("{dir}/maps"))?;
-    let mut mapped = 0;
-    for line in String::from_utf8_lossy(&maps).lines() {
-        let Some(range) = line.split(' ').next() else { continue };
-        let target = fs::metadata(format!("/proc/{pid}/map_files/{}", trim_range(range)));
-        mapped +=
-            u64::from(target.is_ok_and(|held| held.file_type().is_char_device() && held.rdev() == rdev));
-    }
-    Ok((fds, mapped))
+    Ok(fds)
+}
+
+/// Mappings of a node that `/proc` shows for one task, by the node's file system and inode.
+///
+/// Not for tasks that are on their way out: reading `maps` may wait for the address space.
+pub fn visible_maps(pid: u32, tid: u32, node: &Path) -> io::Result<u64> {
+    let node = fs::metadata(node)?;
+    let (major, minor) = (libc::major(node.dev()), libc::minor(node.dev()));
+    let wanted = [format!("{major:02x}:{minor:02x}"), node.ino().to_string()];
+    let maps = fs::read(format!("/proc/{pid}/task/{tid}/maps"))?;
+    let is_it = |line: &&str| line.split_whitespace().skip(3).take(2).eq(wanted.iter());
+    Ok(String::from_utf8_lossy(&maps).lines().filter(is_it).count() as u64)
+}
+
+fn is_device(held: &fs::Metadata, rdev: u64) -> bool {
+    held.file_type().is_char_device() && held.rdev() == rdev
 }
 
 /// Processes outside `known` that hold a descriptor of the device, as far as `/proc` shows.
@@ -110,21 +114,13 @@ pub fn strangers(rdev: u64, known: &BTreeSet<u32>) -> io::Result<Vec<u32>> {
             continue;
         }
         let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
-        let holds = fds.flatten().any(|entry| {
-            fs::metadata(entry.path())
-                .is_ok_and(|held| held.file_type().is_char_device() && held.rdev() == rdev)
-        });
+        let holds =
+            fds.flatten().any(|entry| fs::metadata(entry.path()).is_ok_and(|held| is_device(&held, rdev)));
         if holds {
             found.push(pid);
         }
     }
     Ok(found)
-}
-
-/// `maps` pads addresses with zeros, `map_files` does not.
-fn trim_range(range: &str) -> String {
-    let trimmed: Vec<&str> = range.split('-').map(|end| end.trim_start_matches('0')).collect();
-    trimmed.join("-")
 }
 
 fn numbers(dir: &Path) -> io::Result<Vec<u32>> {

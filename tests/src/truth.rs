@@ -1,24 +1,18 @@
 //! Ground truth: what a scenario did, as its script knows it.
+//!
+//! A scenario prints it as one JSON line per step, or `{"error": "..."}` where there is no such step.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-
-/// One line on a scenario's standard output.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Line {
-    /// Staged: this is how things are now.
-    Truth(Truth),
-    /// It could not be staged, or there is no such step.
-    Error(String),
-}
 
 /// How things are.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Truth {
     /// Name of the scenario.
     pub scenario: String,
+    /// The process that gives the orders.
+    pub conductor: u32,
     /// 0 after staging, one more with every `next`.
     pub step: u32,
     /// Who holds what. Complete: nobody else of the scenario's processes holds anything.
@@ -33,9 +27,11 @@ pub struct Truth {
     pub half_exited: Vec<u32>,
     /// For a person.
     pub notes: Vec<String>,
+    /// Processes to look at: holders, and those half-way through exit.
+    pub pids: Vec<u32>,
 }
 
-/// What one process holds.
+/// What one process holds. An fd table or address space that several processes share is written under each of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Holds {
     /// Thread-group id on the host.
@@ -54,6 +50,9 @@ pub struct Holds {
     /// Parent, where the scenario fixes it.
     #[serde(default)]
     pub ppid: Option<u32>,
+    /// Real user, where the scenario fixes it.
+    #[serde(default)]
+    pub uid: Option<u32>,
     /// PID inside its own namespace, where that differs.
     #[serde(default)]
     pub pid_in_ns: Option<u32>,
@@ -65,9 +64,6 @@ pub struct Holds {
     pub cmdline_hex: Option<String>,
     /// Words that must be given as the reason.
     pub why: Vec<String>,
-    /// Other processes that share the fd table or address space: the counts may stand under any of them, once.
-    #[serde(default)]
-    pub shared_with: Vec<u32>,
     /// By device name.
     pub devices: BTreeMap<String, Counts>,
 }

@@ -1,6 +1,6 @@
 //! Descriptors.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::stage::Stage;
 use crate::sys::mounts;
@@ -76,9 +76,9 @@ pub(super) fn taken(stage: &mut Stage) -> Result<()> {
 /// Its path leads to another inode now, its device number is the same.
 pub(super) fn deleted_node(stage: &mut Stage) -> Result<()> {
     let node = stage.node().clone();
-    let path = stage.dir().join("node");
+    let path = stage.tmpfs()?.join("node");
     let (major, minor) = super::namespaces::number(&node.path)?;
-    mounts::make_node(&path, major, minor).context("making a device node needs root")?;
+    mounts::make_node(&path, major, minor)?;
     let worker = stage.worker()?;
     let fd = worker.open(&path)?;
     worker.map(fd)?;

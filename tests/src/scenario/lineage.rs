@@ -60,7 +60,7 @@ fn inherited_truth(nodes: &[Node], opens: u32, children: &[(u32, Worker)], dead:
         let mut holds = Holds::live(child.pid).states('S', 'S');
         holds.comm_hex = Some(to_hex(child_name(*number).as_bytes()));
         for file in &truth.files {
-            let counts = holds.devices.entry(file.device.clone()).or_insert_with(Counts::default);
+            let counts = holds.devices.entry(file.device.clone()).or_default();
             counts.fds += 1;
             counts.files += 1;
         }
@@ -107,4 +107,18 @@ pub(super) fn subreaper(stage: &mut Stage) -> Result<()> {
             .dead(opener.pid)
             .innocent(reaper.pid, "only adopted the orphan"),
     )
+}
+
+/// A process of the user `nobody`, as that user's own tools may look at it.
+pub(super) fn other_user(stage: &mut Stage) -> Result<()> {
+    const NOBODY: u32 = 65534;
+    let node = stage.node().clone();
+    let worker = stage.worker()?;
+    worker.order(Order::BecomeUser(NOBODY)).context("becoming another user needs root")?;
+    let fd = worker.open(&node.path)?;
+    let mapped = u64::from(worker.map_if_possible(fd)?.is_some());
+    let counts = Counts { fds: 1, maps: mapped, files: 1, ..Counts::default() };
+    let mut holds = Holds::live(worker.pid).device(&node.name, counts);
+    holds.uid = Some(NOBODY);
+    stage.show_last(Truth::default().holder(holds).files(&node.name, 1, 1 + mapped))
 }

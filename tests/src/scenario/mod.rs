@@ -80,6 +80,7 @@ scenarios! {
     "regular-file" negatives::regular_file, "B4: a regular file called like the device";
     "zombie" negatives::zombie, "B4: a real zombie holds nothing";
     "o-path" negatives::o_path, "B4: an O_PATH descriptor holds nothing";
+    "other-user" lineage::other_user, "the holder is an unprivileged user's process";
     "renamed-worker" hostile::renamed_worker, "A1: comm and argv rewritten to VLLM::Worker_TP0";
     "hostile-name" hostile::hostile_name, "comm and argv are the given bytes (hexadecimal)";
     "hostile-swarm" hostile::hostile_swarm, "N processes (default 200) with hostile names";

@@ -23,38 +23,38 @@ pub(super) fn private_table(stage: &mut Stage) -> Result<()> {
     stage.show_last(Truth::default().holder(holds).files(&node.name, 2, 1))
 }
 
-/// Two processes, one table: one descriptor.
+/// Two processes, one table: one descriptor, one reference, two holders.
 pub(super) fn shared_table(stage: &mut Stage) -> Result<()> {
     let node = stage.node().clone();
     let opener = stage.worker()?;
     opener.open(&node.path)?;
     let sharer = opener.spawn(Spawn::SharingTable)?;
-    let mut holds =
-        Holds::live(opener.pid).tids(&[opener.tid, sharer.tid]).device(&node.name, Counts::fds(1));
-    holds.shared_with = vec![sharer.pid];
-    stage.show(Truth::default().holder(holds).files(&node.name, 1, 1))?;
+    let holds = |pid| Holds::live(pid).device(&node.name, Counts::fds(1));
+    stage
+        .show(Truth::default().holder(holds(opener.pid)).holder(holds(sharer.pid)).files(&node.name, 1, 1))?;
 
     opener.kill()?;
-    let holds = Holds::live(sharer.pid).device(&node.name, Counts::fds(1));
-    stage.show_last(Truth::default().holder(holds).files(&node.name, 1, 1).dead(opener.pid))
+    stage.show_last(Truth::default().holder(holds(sharer.pid)).files(&node.name, 1, 1).dead(opener.pid))
 }
 
-/// Two processes, one address space: one mapping, and a descriptor in each table.
+/// Two processes, one address space: one mapping (one reference, two holders), and a descriptor in each table.
 pub(super) fn shared_memory(stage: &mut Stage) -> Result<()> {
     let node = stage.node().clone();
     let opener = stage.worker()?;
     let fd = opener.open(&node.path)?;
     opener.map(fd)?;
     let sharer = opener.spawn(Spawn::SharingMemory { table: false })?;
-    let both = Counts { fds: 2, maps: 1, files: 1, ..Counts::default() };
-    let mut holds = Holds::live(opener.pid).tids(&[opener.tid, sharer.tid]).device(&node.name, both);
-    holds.shared_with = vec![sharer.pid];
-    stage.show(Truth::default().holder(holds).files(&node.name, 1, 3))?;
+    let holds = |pid, fds| {
+        let counts = Counts { fds, maps: 1, files: 1, ..Counts::default() };
+        Holds::live(pid).device(&node.name, counts)
+    };
+    stage.show(
+        Truth::default().holder(holds(opener.pid, 1)).holder(holds(sharer.pid, 1)).files(&node.name, 1, 3),
+    )?;
 
     sharer.order(Order::Close(fd))?;
     opener.kill()?;
-    let holds = Holds::live(sharer.pid).device(&node.name, Counts { maps: 1, files: 1, ..Counts::default() });
-    stage.show_last(Truth::default().holder(holds).files(&node.name, 1, 1).dead(opener.pid))
+    stage.show_last(Truth::default().holder(holds(sharer.pid, 0)).files(&node.name, 1, 1).dead(opener.pid))
 }
 
 /// As many tasks as wanted, one table, one address space.

@@ -15,11 +15,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
+use serde::Serialize;
 
 pub use janitor::Undo;
 
 use crate::sys::{fd, loopfs, mounts, process, process::Side};
-use crate::truth::{Line, Truth};
+use crate::truth::Truth;
 use crate::worker::Worker;
 
 /// A device node to be held.
@@ -101,17 +102,21 @@ fn conduct(
         Ok(()) => 0,
         Err(error) if error.is::<Over>() => 0,
         Err(error) => {
-            let _ = say(&Line::Error(format!("{error:#}")));
+            let _ = refuse(&format!("{error:#}"));
             1
         }
     }
 }
 
-fn say(line: &Line) -> Result<()> {
+fn say(line: &impl Serialize) -> Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, line)?;
     out.write_all(b"\n")?;
     Ok(out.flush()?)
+}
+
+fn refuse(why: &str) -> Result<()> {
+    say(&serde_json::json!({ "error": why }))
 }
 
 impl Stage {
@@ -174,6 +179,16 @@ impl Stage {
         Ok(())
     }
 
+    /// A fresh tmpfs where device nodes work, mounted where only this scenario sees it.
+    pub fn tmpfs(&self) -> Result<PathBuf> {
+        self.need_private_mounts()?;
+        let target = self.dir.join("tmpfs");
+        std::fs::create_dir(&target)?;
+        self.undo_later(&Undo::Unmount(target.clone()))?;
+        mounts::mount("none", &target, "tmpfs", "mode=755")?;
+        Ok(target)
+    }
+
     /// A fresh ext4 file system, mounted where only this scenario sees it.
     pub fn ext4(&self) -> Result<PathBuf> {
         self.need_private_mounts()?;
@@ -192,8 +207,10 @@ impl Stage {
 
     /// Says how things are and waits for `next`; returns the words after it. [`Over`] when nobody asks any more.
     pub fn show(&mut self, truth: Truth) -> Result<Vec<String>> {
-        let truth = Truth { scenario: self.scenario.clone(), step: self.step, ..truth };
-        say(&Line::Truth(truth))?;
+        let mut pids: Vec<u32> = truth.holders.iter().map(|holder| holder.pid).collect();
+        pids.extend(&truth.half_exited);
+        let (scenario, conductor) = (self.scenario.clone(), std::process::id());
+        say(&Truth { scenario, conductor, step: self.step, pids, ..truth })?;
         loop {
             let mut line = String::new();
             if std::io::stdin().lock().read_line(&mut line)? == 0 {
@@ -205,7 +222,7 @@ impl Stage {
                     self.step += 1;
                     return Ok(words.collect());
                 }
-                Some(other) => say(&Line::Error(format!("{other:?} is no command: say `next`")))?,
+                Some(other) => refuse(&format!("{other:?} is no command: say `next`"))?,
                 None => {}
             }
         }
@@ -215,7 +232,7 @@ impl Stage {
     pub fn show_last(&mut self, truth: Truth) -> Result<()> {
         self.show(truth)?;
         loop {
-            say(&Line::Error("that was the last step".to_owned()))?;
+            refuse("that was the last step")?;
             let mut line = String::new();
             if std::io::stdin().lock().read_line(&mut line)? == 0 {
                 return Err(Over.into());

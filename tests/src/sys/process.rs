@@ -142,14 +142,16 @@ pub fn die_with_parent(signal: c_int) -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal, 0, 0, 0) }).map(drop)
 }
 
-/// Becomes this user and group, for good.
+/// Becomes this user and group, for good, as if it had never been another: its own tools may look at it.
 pub fn become_user(id: u32) -> io::Result<()> {
     // SAFETY: an empty list; takes numbers only otherwise.
     check(unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: takes numbers only.
     check(unsafe { libc::setresgid(id, id, id) })?;
     // SAFETY: takes numbers only.
-    check(unsafe { libc::setresuid(id, id, id) }).map(drop)
+    check(unsafe { libc::setresuid(id, id, id) })?;
+    // SAFETY: takes numbers only.
+    check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) }).map(drop)
 }
 
 /// `unshare(2)`.
