@@ -1,1 +1,3 @@
 //! Looking at the kernel. The only room that names aya.
+
+pub mod procwalk;
