@@ -16,6 +16,7 @@
 pub mod iterators;
 mod layout;
 mod netns;
+pub mod procwalk;
 mod ring;
 pub mod snapshot;
 mod sys;
