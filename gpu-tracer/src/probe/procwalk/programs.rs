@@ -151,13 +151,17 @@ unsafe fn play(program: Program) {
             let data = [std::io::IoSlice::new(b"x")];
             rustix::net::sendmsg(&sender, &data, &mut control, rustix::net::SendFlags::empty())
                 .expect("sendmsg");
+            drop((device, sender));
             ready(own);
         },
-        // SAFETY: as the caller promises.
-        Program::Ring => match unsafe { register_in_ring(&zero()) } {
-            Some(()) => ready(own),
-            None => println!("\nPART unsupported"),
-        },
+        Program::Ring => {
+            // SAFETY: as the caller promises.
+            let registered = unsafe { register_in_ring(&zero()) };
+            match registered {
+                Some(()) => ready(own),
+                None => println!("\nPART unsupported"),
+            }
+        }
     }
 }
 
