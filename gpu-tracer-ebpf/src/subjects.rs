@@ -1,5 +1,5 @@
-//! A closer look at single files that an earlier pass found: which file does the driver hold on behalf of this one, and
-//! what does this io_uring hold?
+//! A closer look at single files that an earlier pass found: which file does the driver hold on behalf of this one,
+//! what does this io_uring hold, and (`recheck.rs`) is this still the file that it was?
 //!
 //! The user side lists the files in [`SUBJECTS`]; each run of a program (once per task, whichever it is) takes the next.
 //! The files may have been released since, so everything read is checked before it is believed.
@@ -39,7 +39,7 @@ fn iter_rings(_: *mut c_void) -> i32 {
 }
 
 #[inline(always)]
-fn next_subject(look: impl Fn(u64) -> Result<(), Full>) -> i32 {
+pub(crate) fn next_subject(look: impl Fn(u64) -> Result<(), Full>) -> i32 {
     let Some(control) = control() else { return 0 };
     if control.subject >= control.subjects {
         return 0;

@@ -231,7 +231,7 @@ fn assemble(
             if devices.identify(device).is_none() {
                 continue;
             }
-            files.insert(hold.file, OpenFile { key, device, count });
+            files.insert(hold.file, OpenFile { key, device, count, identity: hold.identity });
         }
         if let Some(via) = via(hold) {
             references.insert(Reference { file: key, via });
