@@ -11,6 +11,7 @@ mod run;
 mod rustc;
 mod setup;
 mod stage;
+mod vm;
 mod workspace;
 
 use anyhow::Result;
@@ -34,6 +35,8 @@ enum Task {
     BuildEbpf(build_ebpf::Arguments),
     /// Build everything and ask who holds the GPUs of this machine, or of a staged stand-in where there are none.
     Run(run::Arguments),
+    /// Run the tests on the kernels of real distributions, in guests that QEMU emulates.
+    Vm(vm::Arguments),
 }
 
 fn main() -> Result<()> {
@@ -42,5 +45,6 @@ fn main() -> Result<()> {
         Task::Setup(arguments) => setup::task(&workspace, &arguments),
         Task::BuildEbpf(arguments) => build_ebpf::task(&workspace, &arguments),
         Task::Run(arguments) => run::task(&workspace, &arguments),
+        Task::Vm(arguments) => vm::task(&workspace, &arguments),
     }
 }
