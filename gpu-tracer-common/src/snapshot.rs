@@ -127,6 +127,12 @@ const _: () = assert!(size_of::<HoldRecord>() == 56);
 
 /// Minor of a key of the `WANTED` map that stands for every minor of its major.
 pub const EVERY_MINOR: u32 = 0xf_ffff;
+/// Minors of a range that are asked for one by one; longer ranges are asked for by their major.
+pub const MAX_MINORS: u32 = 64;
+/// Ranges of device numbers that can be looked for.
+pub const MAX_WANTED: usize = 64;
+/// Elements of the `WANTED` map.
+pub const WANTED_KEYS: u32 = MAX_MINORS * MAX_WANTED as u32;
 
 /// What a pass over the tasks is for.
 pub mod mode {
@@ -158,5 +164,12 @@ pub struct Control {
     pub resume_slot: u64,
     /// Queues that were longer than the programs follow.
     pub truncated: u64,
+    /// Next element of `SUBJECTS` to look at.
+    pub subject: u32,
+    /// Elements of `SUBJECTS` in use.
+    pub subjects: u32,
 }
-const _: () = assert!(size_of::<Control>() == 48);
+const _: () = assert!(size_of::<Control>() == 56);
+
+/// Elements of the `SUBJECTS` map.
+pub const MAX_SUBJECTS: u32 = 4096;

@@ -8,6 +8,7 @@
 //! | `task_file.rs` | `iter/task_file`: the same descriptors on kernels without `bpf_loop` |
 //! | `mappings.rs` | `iter/task_vma` |
 //! | `sockets.rs` | `iter/unix`: descriptors in flight |
+//! | `subjects.rs` | a closer look at files found before: what the driver or an io_uring holds |
 //!
 //! None of them takes a reference to a file: a program that held the last one would run the driver's release itself.
 #![no_std]
@@ -17,6 +18,7 @@ mod access;
 mod holds;
 mod mappings;
 mod sockets;
+mod subjects;
 mod task_file;
 mod tasks;
 
