@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::claims::{NvmlAnswer, NvmlGpu, NvmlStatus, ProcessUse, Refusal};
+use super::identity::BusId;
 use crate::model::{Gpu, GpuMemory, ProcessMemory};
 
 /// Most GPUs that are believed. The driver has 248 minors.
@@ -256,7 +257,7 @@ impl Reading {
                         index: gpu,
                         minor,
                         uuid: uuid.as_deref().map(tame),
-                        bus_id: bus_id.as_deref().and_then(sysfs_bus_id),
+                        bus_id: bus_id.and_then(|text| text.parse().ok()).map(|id: BusId| id.to_string()),
                         name: name.as_deref().map(tame),
                     };
                 }
@@ -445,20 +446,6 @@ fn tame(text: &str) -> String {
         .take(LONGEST_TEXT)
         .map(|character| if character.is_control() { char::REPLACEMENT_CHARACTER } else { character })
         .collect()
-}
-
-/// `00000000:0F:00.0` as sysfs writes it, `0000:0f:00.0`; `None` when it is no bus id.
-fn sysfs_bus_id(text: &str) -> Option<String> {
-    let (address, function) = text.trim().rsplit_once('.')?;
-    let numbers: Vec<u32> =
-        address.split(':').map(|part| u32::from_str_radix(part, 16).ok()).collect::<Option<_>>()?;
-    let function: u8 = function.parse().ok().filter(|function| *function < 8)?;
-    match numbers[..] {
-        [domain, bus, device] if bus <= 0xff && device <= 0x1f => {
-            Some(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
-        }
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -166,15 +166,6 @@ fn a_status_spells_out_a_few_reasons_only() {
     assert_eq!(answer.refusals.len(), 200, "nothing is dropped from the list itself");
 }
 
-#[test]
-fn bus_ids_take_the_form_of_sysfs() {
-    assert_eq!(sysfs_bus_id("00000000:0F:00.0").as_deref(), Some("0000:0f:00.0"));
-    assert_eq!(sysfs_bus_id("00010000:C1:1F.7").as_deref(), Some("10000:c1:1f.7"));
-    for wrong in ["", "0:0.0", "0:0:0:0.0", "0:100:0.0", "0:0:20.0", "0:0:0.8", "x:0:0.0"] {
-        assert_eq!(sysfs_bus_id(wrong), None, "{wrong:?}");
-    }
-}
-
 proptest! {
     #[test]
     fn no_bytes_make_the_reader_fail(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {

@@ -8,5 +8,9 @@
 pub mod claims;
 pub mod facts;
 pub mod helper;
+pub mod identity;
 pub mod library;
 pub mod nvml;
+pub mod selector;
+
+pub use claims::{Attribution, NvmlAnswer, NvmlGpu, NvmlStatus};
