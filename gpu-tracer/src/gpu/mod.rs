@@ -12,3 +12,5 @@ pub mod identity;
 pub mod library;
 pub mod nvml;
 pub mod selector;
+
+pub use claims::{Attribution, NvmlAnswer, NvmlGpu, NvmlStatus};
