@@ -6,10 +6,7 @@ use aya_ebpf::{
 };
 use gpu_tracer_common::{
     layout::ABSENT,
-    snapshot::{
-        Control, EVERY_MINOR, FILE_DEVICE, FILE_RING, FILE_SOCKET, Header, HoldRecord,
-        WANTED_KEYS,
-    },
+    snapshot::{Control, EVERY_MINOR, FILE_DEVICE, FILE_RING, FILE_SOCKET, Header, HoldRecord, WANTED_KEYS},
 };
 
 use crate::access::{offset, read};
@@ -141,7 +138,8 @@ pub(crate) fn look_at_device(file: u64, found: &Found) -> Result<u16, Full> {
 /// In-flight files may be sockets themselves, which may carry more.
 #[inline(always)]
 pub(crate) fn look_at_in_flight(file: u64, found: &Found) -> Result<(), Full> {
-    let mode = read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
+    let mode =
+        read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
     if mode.unwrap_or(0) & S_IFMT == S_IFSOCK {
         return emit(found, FILE_SOCKET, file, 0);
     }

@@ -296,7 +296,8 @@ fn innermost_pid(leader: u64, tgid: u32) -> (u32, u32) {
     let pid = read::<u64>(leader, offset!(task_thread_pid)).unwrap_or(0);
     let Some(level) = read::<u32>(pid, offset!(pid_level)) else { return (tgid, 0) };
     // The kernel allows 32 levels.
-    let number = pid + u64::from(offset!(pid_numbers)) + u64::from(level.min(32)) * u64::from(offset!(upid_size));
+    let number =
+        pid + u64::from(offset!(pid_numbers)) + u64::from(level.min(32)) * u64::from(offset!(upid_size));
     let namespace = read::<u64>(number, offset!(upid_ns)).unwrap_or(0);
     (
         read::<u32>(number, offset!(upid_nr)).unwrap_or(tgid),

@@ -7,21 +7,29 @@ use anyhow::{Context as _, Result};
 use crate::child;
 use crate::workspace::Workspace;
 
-/// Runs `lint`.
+/// Runs `lint`: both checks, even when the first is not content.
 pub(crate) fn task(workspace: &Workspace) -> Result<()> {
-    check(cargo(workspace).args(["fmt", "--all", "--check"]), "rustfmt")?;
+    let formatting = child::run(cargo(workspace).args(["fmt", "--all", "--check"]));
     // Clippy would need the BPF target's own compiler for the eBPF crate; the others are the host's.
-    let mut clippy = cargo(workspace);
-    clippy.args([
-        "clippy",
-        "--quiet",
-        "--locked",
-        "--workspace",
-        "--exclude",
-        "gpu-tracer-ebpf",
-        "--all-targets",
-    ]);
-    check(clippy.args(["--", "-D", "warnings"]), "clippy")?;
+    let clippy = child::run(
+        cargo(workspace)
+            .args([
+                "clippy",
+                "--quiet",
+                "--locked",
+                "--workspace",
+                "--exclude",
+                "gpu-tracer-ebpf",
+                "--all-targets",
+            ])
+            .args(["--", "-D", "warnings"]),
+    );
+    formatting.context(
+        "formatting is not clean: run `cargo fmt --all` (if cargo has no such command: `rustup component add rustfmt`)",
+    )?;
+    clippy.context(
+        "clippy has something to say (if cargo has no such command: `rustup component add clippy`)",
+    )?;
     println!("lint: formatting and clippy are clean");
     Ok(())
 }
@@ -30,13 +38,4 @@ fn cargo(workspace: &Workspace) -> Command {
     let mut cargo = child::cargo();
     cargo.current_dir(workspace.root());
     cargo
-}
-
-fn check(command: &mut Command, component: &str) -> Result<()> {
-    child::run(command).with_context(|| {
-        format!(
-            "{component} is not content (or not installed: `rustup component add {component}`, or the \
-             distribution's package)"
-        )
-    })
 }

@@ -24,6 +24,8 @@ pub(super) struct ResolvedFile {
     pub(super) named: u64,
     /// Those of `named` that are the driver's own.
     pub(super) driver_pins: u64,
+    /// What `named` counts, in order.
+    pub(super) references: Vec<Via>,
 }
 
 /// How one holder refers to one file.
@@ -34,6 +36,24 @@ pub(super) struct Ways {
     pub(super) in_flight: u64,
     pub(super) io_uring: u64,
     pub(super) pins: u64,
+    /// References it is dropping, which no snapshot shows any more.
+    pub(super) dropping: u64,
+}
+
+impl Ways {
+    /// References of its own: not through a socket, a ring or the driver.
+    pub(super) const fn direct(self) -> u64 {
+        self.fds + self.maps
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.fds += other.fds;
+        self.maps += other.maps;
+        self.in_flight += other.in_flight;
+        self.io_uring += other.io_uring;
+        self.pins += other.pins;
+        self.dropping += other.dropping;
+    }
 }
 
 /// One process, or the threads of one process that share an fd table of their own.
@@ -44,14 +64,14 @@ pub(super) struct ResolvedHolder {
     pub(super) leader: Option<Task>,
     /// Ascending, without duplicates.
     pub(super) tids: Vec<u32>,
-    /// In the order of [`Resolved::files`].
-    pub(super) held: Vec<(FileKey, Ways)>,
+    /// (index in [`Resolved::files`], how), ascending.
+    pub(super) held: Vec<(usize, Ways)>,
 }
 
 /// What a snapshot says, joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Resolved {
-    /// In the order of the snapshot.
+    /// Ordered by device, then by who refers to them and where, so that ids come out the same for the same world.
     pub(super) files: Vec<ResolvedFile>,
     /// Ordered by (tgid, carrier); only those that hold something.
     pub(super) holders: Vec<ResolvedHolder>,
@@ -71,20 +91,26 @@ pub(super) fn resolve(snapshot: &Snapshot) -> Resolved {
     let mut holders = Holders::new(snapshot, &references);
     let owners = owners(&references, &spans, &mut holders);
 
-    let mut files = Vec::with_capacity(snapshot.files.len());
+    let span = |key: &FileKey| &references[spans.get(key).cloned().unwrap_or(0..0)];
+    let mut files: Vec<ResolvedFile> = Vec::with_capacity(snapshot.files.len());
     let mut seen = HashSet::with_capacity(snapshot.files.len());
-    for file in &snapshot.files {
-        if !seen.insert(file.key) {
-            continue;
-        }
-        let mut resolved =
-            ResolvedFile { key: file.key, device: file.device, count: file.count, named: 0, driver_pins: 0 };
-        for reference in &references[spans.get(&file.key).cloned().unwrap_or(0..0)] {
-            resolved.named += 1;
-            resolved.driver_pins += u64::from(matches!(reference.via, Via::DriverPin { .. }));
-            holders.credit(file.key, &reference.via, &owners);
-        }
-        files.push(resolved);
+    for file in snapshot.files.iter().filter(|file| seen.insert(file.key)) {
+        let references: Vec<Via> = span(&file.key).iter().map(|reference| reference.via.clone()).collect();
+        let driver_pins = references.iter().filter(|via| matches!(via, Via::DriverPin { .. })).count() as u64;
+        files.push(ResolvedFile {
+            key: file.key,
+            device: file.device,
+            count: file.count,
+            named: references.len() as u64,
+            driver_pins,
+            references,
+        });
+    }
+    files.sort_unstable_by(|a, b| {
+        (a.device, a.references.first(), a.key).cmp(&(b.device, b.references.first(), b.key))
+    });
+    for (index, file) in files.iter().enumerate() {
+        file.references.iter().for_each(|via| holders.credit(index, via, &owners));
     }
     let dangling = spans
         .iter()
@@ -108,7 +134,7 @@ fn spans(references: &[&Reference]) -> HashMap<FileKey, Range<usize>> {
 /// The carrier that a reference goes through, if it goes through one.
 fn carrier_of(via: &Via) -> Option<FileKey> {
     match via {
-        Via::Fd { .. } | Via::Map { .. } => None,
+        Via::Fd { .. } | Via::Map { .. } | Via::SystemCall { .. } => None,
         Via::InFlight { socket, .. } => Some(*socket),
         Via::Unaccepted { listener } => Some(*listener),
         Via::IoUring { ring, .. } => Some(*ring),
@@ -130,7 +156,7 @@ struct Found<'a> {
     carrier: &'a Task,
     leader: Option<&'a Task>,
     tids: Vec<u32>,
-    held: Vec<(FileKey, Ways)>,
+    held: Vec<(usize, Ways)>,
 }
 
 impl<'a> Holders<'a> {
@@ -204,7 +230,7 @@ impl<'a> Holders<'a> {
     }
 
     /// Writes one reference of a device file to the account of everybody behind it.
-    fn credit(&mut self, file: FileKey, via: &Via, owners: &HashMap<FileKey, Rc<[Holder]>>) {
+    fn credit(&mut self, file: usize, via: &Via, owners: &HashMap<FileKey, Rc<[Holder]>>) {
         let (holders, way): (&[Holder], fn(&mut Ways) -> &mut u64) = match via {
             Via::Fd { table, .. } => {
                 (self.tables.get(table).map_or(&[], Vec::as_slice), |ways| &mut ways.fds)
@@ -217,6 +243,8 @@ impl<'a> Holders<'a> {
                 (owners.get(ring).map_or(&[], |owners| owners), |ways| &mut ways.io_uring)
             }
             Via::DriverPin { by } => (owners.get(by).map_or(&[], |owners| owners), |ways| &mut ways.pins),
+            // Whoever is in the call has the descriptor, or had it: that is credited as a descriptor.
+            Via::SystemCall { .. } => return,
         };
         for holder in holders {
             let held = &mut self.found[*holder as usize].held;

@@ -109,12 +109,10 @@ impl Iterators {
         let mappings = link(&mut ebpf, "iter_mappings", "task_vma", &kernel)
             .or_else(|_| link(&mut ebpf, "iter_mappings_only", "task_vma", &kernel))
             .map_err(|error| error.to_string());
-        let sockets =
-            link(&mut ebpf, "iter_sockets", "unix", &kernel).map_err(|error| error.to_string());
+        let sockets = link(&mut ebpf, "iter_sockets", "unix", &kernel).map_err(|error| error.to_string());
         let driver_pins =
             link(&mut ebpf, "iter_driver_pins", "task", &kernel).map_err(|error| error.to_string());
-        let ring_tables =
-            link(&mut ebpf, "iter_rings", "task", &kernel).map_err(|error| error.to_string());
+        let ring_tables = link(&mut ebpf, "iter_rings", "task", &kernel).map_err(|error| error.to_string());
 
         let mut iterators = Self {
             tasks,
@@ -333,7 +331,8 @@ impl Iterators {
     fn drain(&mut self, holds: &mut Vec<HoldRecord>) -> Result<usize, ProbeError> {
         let before = holds.len();
         while let Some(item) = self.holds.next() {
-            let record = HoldRecord::read_from_bytes(&item).ok().filter(|record| record.header.layout == LAYOUT);
+            let record =
+                HoldRecord::read_from_bytes(&item).ok().filter(|record| record.header.layout == LAYOUT);
             match record {
                 Some(record) => holds.push(record),
                 None => return Err(foreign(&item)),
@@ -391,11 +390,8 @@ fn link(
     kernel: &AyaBtf,
 ) -> Result<OwnedFd, ProbeError> {
     let refused = |source| ProbeError::Program { program, source };
-    let iterator: &mut Iter = ebpf
-        .program_mut(program)
-        .ok_or(ProbeError::Incompatible(program))?
-        .try_into()
-        .map_err(refused)?;
+    let iterator: &mut Iter =
+        ebpf.program_mut(program).ok_or(ProbeError::Incompatible(program))?.try_into().map_err(refused)?;
     iterator.load(target, kernel).map_err(refused)?;
     Ok(sys::iterator_link(iterator.fd().map_err(refused)?.as_fd(), None)?)
 }

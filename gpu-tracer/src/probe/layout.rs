@@ -6,7 +6,9 @@ use crate::kernel::btf::{Btf, BtfError};
 
 /// A field that no kernel we know of lacks is missing.
 #[derive(Debug, thiserror::Error)]
-#[error("this kernel's BTF has no {structure}.{path} ({source}); the kernel is too old or too new for this program")]
+#[error(
+    "this kernel's BTF has no {structure}.{path} ({source}); the kernel is too old or too new for this program"
+)]
 pub struct LayoutError {
     structure: &'static str,
     path: &'static str,
@@ -19,9 +21,11 @@ pub struct LayoutError {
 /// Fields that moved or were renamed are tried under each of their names, newest first.
 pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
     let must = |structure: &'static str, path: &'static str| {
-        btf.field(structure, path)
-            .map(|field| field.offset)
-            .map_err(|source| LayoutError { structure, path, source })
+        btf.field(structure, path).map(|field| field.offset).map_err(|source| LayoutError {
+            structure,
+            path,
+            source,
+        })
     };
     let may = |structure, path| must(structure, path).unwrap_or(ABSENT);
     let either = |structure, newer, older| must(structure, newer).or_else(|_| must(structure, older));

@@ -16,9 +16,11 @@
 pub mod iterators;
 mod layout;
 mod netns;
+pub mod procwalk;
 mod ring;
 pub mod snapshot;
 mod sys;
+pub mod waiting;
 
 pub use iterators::Iterators;
 pub use layout::LayoutError;
@@ -33,6 +35,9 @@ pub enum ProbeError {
     /// Built without BPF programs.
     #[error("this build has no BPF programs in it; build it with `cargo xtask build-ebpf`")]
     NoObject,
+    /// No BTF.
+    #[error(transparent)]
+    Btf(#[from] crate::kernel::BtfError),
     /// A field is missing.
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -72,7 +77,9 @@ pub enum ProbeError {
         seconds: u64,
     },
     /// The programs wrote something that this version does not understand.
-    #[error("a record of kind {kind}, layout {layout} came from the BPF programs; rebuild them with `cargo xtask build-ebpf`")]
+    #[error(
+        "a record of kind {kind}, layout {layout} came from the BPF programs; rebuild them with `cargo xtask build-ebpf`"
+    )]
     Record {
         /// Its kind.
         kind: u16,

@@ -10,11 +10,10 @@ use std::{
 use gpu_tracer_common::{
     LAYOUT,
     snapshot::{
-        FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_DRIVER_PIN, HOLD_FD, HOLD_IN_FLIGHT, HOLD_IO_URING, HOLD_MAP,
-        HOLD_UNACCEPTED, HoldRecord, TaskRecord, mode, task_bits,
+        FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_DRIVER_PIN, HOLD_FD, HOLD_IN_FLIGHT, HOLD_IO_URING,
+        HOLD_MAP, HOLD_UNACCEPTED, HoldRecord, TaskRecord, mode, task_bits,
     },
 };
-use rustix::time::{ClockId, clock_gettime};
 use zerocopy::FromBytes;
 
 use super::{
@@ -22,6 +21,7 @@ use super::{
     iterators::{RingAccess, foreign},
     netns, sys,
 };
+use crate::kernel::boot_now;
 use crate::model::{
     DeviceNumber, DeviceTable, FileKey, Missing, MmKey, OpenFile, RawText, Reference, Snapshot, TableKey,
     Task, TaskState, Via, snapshot::Source,
@@ -29,13 +29,6 @@ use crate::model::{
 
 const PF_EXITING: u32 = 0x4;
 const PF_KTHREAD: u32 = 0x20_0000;
-
-/// Nanoseconds of boot time, now.
-#[must_use]
-pub fn boot_now() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
 
 impl Iterators {
     /// Looks at everything once. Passes that might block in the kernel get `within` each.
@@ -125,7 +118,10 @@ impl Iterators {
                 namespace
                     .enter()
                     .map_err(|error| {
-                        io::Error::new(error.kind(), format!("network namespace {}: {error}", namespace.inode))
+                        io::Error::new(
+                            error.kind(),
+                            format!("network namespace {}: {error}", namespace.inode),
+                        )
                     })
                     .and_then(|()| sys::open_iterator(link.as_fd()).map_err(io::Error::other)),
             )
@@ -156,8 +152,7 @@ impl Iterators {
         holds: &mut Vec<HoldRecord>,
         missing: &mut Vec<Missing>,
     ) -> Result<(), ProbeError> {
-        let in_flight =
-            |hold: &&HoldRecord| matches!(hold.header.kind, HOLD_IN_FLIGHT | HOLD_UNACCEPTED);
+        let in_flight = |hold: &&HoldRecord| matches!(hold.header.kind, HOLD_IN_FLIGHT | HOLD_UNACCEPTED);
         if !holds.iter().any(|hold| hold.header.kind == HOLD_IN_FLIGHT && hold.file_kind != FILE_SOCKET) {
             return Ok(());
         }

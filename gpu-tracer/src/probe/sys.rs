@@ -22,7 +22,8 @@ pub struct SyscallError {
 
 fn bpf(command: bpf_cmd, attributes: &mut bpf_attr) -> io::Result<OwnedFd> {
     // SAFETY: `attributes` is a valid `bpf_attr` of the size given; pointers in it are the caller's and outlive the call.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<bpf_attr>()) };
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<bpf_attr>()) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -52,7 +53,8 @@ pub(super) fn iterator_link(program: BorrowedFd<'_>, pid: Option<u32>) -> Result
     if pid.is_some() {
         // `iter_info` sits in a union of plain integers; `filter` outlives the call below.
         attributes.link_create.__bindgen_anon_3.__bindgen_anon_1.iter_info = &raw mut filter as u64;
-        attributes.link_create.__bindgen_anon_3.__bindgen_anon_1.iter_info_len = size_of::<TaskFilter>() as u32;
+        attributes.link_create.__bindgen_anon_3.__bindgen_anon_1.iter_info_len =
+            size_of::<TaskFilter>() as u32;
     }
     bpf(bpf_cmd::BPF_LINK_CREATE, &mut attributes)
         .map_err(|source| SyscallError { call: "bpf(BPF_LINK_CREATE)", source })

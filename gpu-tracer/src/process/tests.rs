@@ -213,9 +213,12 @@ fn ten_thousand_hostile_names_change_nothing_but_the_name() {
         ..ProptestConfig::default()
     });
     let outcome = runner.run(&(name.clone(), name), |(comm, argument)| {
-        fs::write(proc.0.path().join("428/stat"), stat_line(428, &comm, 'S', 1, 0)).expect("stat");
-        fs::write(proc.0.path().join("428/task/428/cmdline"), [b"a\0", argument.as_slice(), b"z\0"].concat())
-            .expect("cmdline");
+        // New files each time: some file systems write a truncated file to disk when it is closed.
+        for path in ["428/stat", "428/task/428/cmdline"] {
+            fs::remove_file(proc.0.path().join(path)).expect("remove");
+        }
+        proc.write("428/stat", stat_line(428, &comm, 'S', 1, 0));
+        proc.write("428/task/428/cmdline", [b"a\0", argument.as_slice(), b"z\0"].concat());
         let facts = proc.fs().facts(428, 428, READ).expect("readable");
         prop_assert_eq!(facts.comm, RawText(comm));
         prop_assert_eq!(facts.cmdline, Some(RawText([b"a ", argument.as_slice(), b"z"].concat())));

@@ -1,5 +1,7 @@
 //! Numbers and numbered names in short: `0-3,5`, `nvidia0-7`.
 
+use std::collections::HashMap;
+
 /// Sorted and without repetition, runs of three and more as `first-last`: `0-3,5,6,9`.
 #[must_use]
 pub(super) fn ranges(numbers: impl IntoIterator<Item = u64>) -> String {
@@ -19,14 +21,16 @@ pub(super) fn ranges(numbers: impl IntoIterator<Item = u64>) -> String {
 /// Names that differ only in the number at their end, together: `nvidia0-7`. The others as they are, in the order given.
 #[must_use]
 pub(super) fn name_ranges(names: &[String]) -> Vec<String> {
+    // A name without a number at its end is a stem of its own, which no numbered name shares.
+    let mut places: HashMap<(&str, bool), usize> = HashMap::new();
     let mut stems: Vec<(&str, Vec<u64>)> = Vec::new();
     for name in names {
         let (stem, number) = split_number(name);
-        match (number, stems.iter_mut().find(|(known, _)| *known == stem)) {
-            (Some(number), Some((_, numbers))) if !numbers.is_empty() => numbers.push(number),
-            (None, Some((_, numbers))) if numbers.is_empty() => {}
-            (number, _) => stems.push((stem, number.into_iter().collect())),
-        }
+        let place = *places.entry((stem, number.is_some())).or_insert_with(|| {
+            stems.push((stem, Vec::new()));
+            stems.len() - 1
+        });
+        stems[place].1.extend(number);
     }
     stems.into_iter().map(|(stem, numbers)| format!("{stem}{}", ranges(numbers))).collect()
 }

@@ -131,7 +131,9 @@ fn more_devices_than_can_be_watched_are_refused() {
     let root = host("Character devices:\n");
     let extra: Vec<ExtraDevice> =
         (0..=MAX_WANTED).map(|minor| format!("1:{minor}=a{minor}").parse().unwrap()).collect();
-    assert!(matches!(discover(root.path(), &extra), Err(DeviceError::TooMany { count }) if count == MAX_WANTED + 1));
+    assert!(
+        matches!(discover(root.path(), &extra), Err(DeviceError::TooMany { count }) if count == MAX_WANTED + 1)
+    );
     assert!(discover(root.path(), &extra[1..]).is_ok());
 }
 

@@ -52,7 +52,7 @@ fn map(file: u64, mm: u64, start: u64) -> Reference {
 }
 
 fn in_flight(file: u64, socket: u64) -> Reference {
-    Reference { file: FileKey(file), via: Via::InFlight { socket: FileKey(socket), inode: socket } }
+    Reference { file: FileKey(file), via: Via::InFlight { socket: FileKey(socket), inode: socket, slot: 0 } }
 }
 
 fn world(taken_ns: u64, tasks: Vec<Task>, files: Vec<OpenFile>, references: Vec<Reference>) -> Snapshot {
