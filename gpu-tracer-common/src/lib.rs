@@ -4,6 +4,7 @@
 //! so that both sides are known to agree. Pointers travel as `u64` and serve only as identities.
 #![no_std]
 
+pub mod layout;
 pub mod snapshot;
 
 /// Layout version, in the first word of every record. Changes when any layout changes.

@@ -29,7 +29,7 @@ pub const KIND_TASK: u16 = 1;
 pub const HOLD_FD: u16 = 2;
 /// [`HoldRecord`]: a mapping. `by` = `mm_struct`, `at` = first address, `end` = address after the last.
 pub const HOLD_MAP: u16 = 3;
-/// [`HoldRecord`]: queued in a unix socket. `by` = the socket's `struct file` (or `struct sock` when it has none), `at` = its inode number.
+/// [`HoldRecord`]: queued in a unix socket. `by` = the socket's `struct file` (or `struct sock` when it has none), `at` = its inode number, `end` tells two descriptors in one queue apart.
 pub const HOLD_IN_FLIGHT: u16 = 4;
 /// [`HoldRecord`]: `file` is a `struct sock` that nobody accepted yet. `by` = the listening socket's `struct file`, `at` = its inode number.
 pub const HOLD_UNACCEPTED: u16 = 5;
@@ -125,24 +125,51 @@ pub struct HoldRecord {
 }
 const _: () = assert!(size_of::<HoldRecord>() == 56);
 
-/// One range of device numbers to look for; unused entries have `first > last`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WantedRange {
-    /// First device number, kernel encoding, inclusive.
-    pub first: u32,
-    /// Last device number, inclusive.
-    pub last: u32,
+/// Minor of a key of the `WANTED` map that stands for every minor of its major.
+pub const EVERY_MINOR: u32 = 0xf_ffff;
+/// Minors of a range that are asked for one by one; longer ranges are asked for by their major.
+pub const MAX_MINORS: u32 = 64;
+/// Ranges of device numbers that can be looked for.
+pub const MAX_WANTED: usize = 64;
+/// Elements of the `WANTED` map.
+pub const WANTED_KEYS: u32 = MAX_MINORS * MAX_WANTED as u32;
+
+/// What a pass over the tasks is for.
+pub mod mode {
+    /// Report tasks, device files, and the device files of io_urings.
+    pub const DEVICES: u32 = 0;
+    /// Report only descriptors whose file is in the `CARRIERS` map.
+    pub const CARRIERS: u32 = 1;
+    /// Report nothing; learn `io_uring_fops` from the descriptor named in the control block.
+    pub const LEARN_RING: u32 = 2;
 }
 
-/// How many ranges fit. NVIDIA's own devices need nine.
-pub const MAX_WANTED: usize = 32;
-
-/// All device numbers to look for.
+/// Instructions to the iterator programs and their state between reads: the single element of the `CONTROL` map.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// The ranges.
-    pub ranges: [WantedRange; MAX_WANTED],
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Control {
+    /// One of [`mode`].
+    pub mode: u32,
+    /// For [`mode::LEARN_RING`]: the task to look at.
+    pub learn_tgid: u32,
+    /// For [`mode::LEARN_RING`]: its descriptor of an io_uring.
+    pub learn_fd: u32,
+    /// Times that the ring was full and the element had to be repeated.
+    pub full: u32,
+    /// `f_op` of io_uring files; 0 while unknown.
+    pub ring_fops: u64,
+    /// fd table in which the walk stopped because the ring was full.
+    pub resume_table: u64,
+    /// First slot not reported of that table.
+    pub resume_slot: u64,
+    /// Queues that were longer than the programs follow.
+    pub truncated: u64,
+    /// Next element of `SUBJECTS` to look at.
+    pub subject: u32,
+    /// Elements of `SUBJECTS` in use.
+    pub subjects: u32,
 }
-const _: () = assert!(size_of::<Wanted>() == 256);
+const _: () = assert!(size_of::<Control>() == 56);
+
+/// Elements of the `SUBJECTS` map.
+pub const MAX_SUBJECTS: u32 = 4096;

@@ -1,7 +1,33 @@
+//! BPF programs of gpu-tracer: thin shells that copy kernel facts into records.
+//!
+//! | file | family |
+//! |---|---|
+//! | `access.rs` | reading kernel memory at offsets resolved from BTF |
+//! | `holds.rs` | one file looked at: is it a GPU device, an io_uring, a carrier; and the record of it |
+//! | `tasks.rs` | `iter/task`: every task, and a walk of its fd table |
+//! | `task_file.rs` | `iter/task_file`: the same descriptors on kernels without `bpf_loop` |
+//! | `mappings.rs` | `iter/task_vma` |
+//! | `sockets.rs` | `iter/unix`: descriptors in flight |
+//! | `subjects.rs` | a closer look at files found before: what the driver or an io_uring holds |
+//!
+//! None of them takes a reference to a file: a program that held the last one would run the driver's release itself.
 #![no_std]
 #![no_main]
+
+mod access;
+mod holds;
+mod mappings;
+mod sockets;
+mod subjects;
+mod task_file;
+mod tasks;
+
 #[cfg(not(test))]
 #[panic_handler]
-fn panic(_: &core::panic::PanicInfo) -> ! {
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

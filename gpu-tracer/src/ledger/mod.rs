@@ -1,1 +1,169 @@
-//! The holder ledger. Pure: no I/O, no clock.
+//! The holder ledger: which device files are open, who refers to them, and how that came about. Pure: no I/O, no clock.
+//!
+//! Its unit is the open file (`struct file`), not the process. [`Ledger::apply`] takes what happened and
+//! [`Ledger::reconcile`] what is; where they differ, the snapshot is right and the difference is counted ([`Drift`]).
+//!
+//! * **Identity.** A file is known by its address and by a number of the ledger's own, which is never given twice:
+//!   addresses are reused at once. A new file is recognised at a known address by the release of the old one (seen, or
+//!   found by a re-check), by another device, or by this: not one of its references was there before, and a process
+//!   that did not hold the old one touched the device since.
+//! * **Order.** Events may come late, twice, or never. An event about an address from before the file there was born
+//!   is not about that file; a release from before a snapshot that saw the address in use means that there has been a
+//!   new file. Everything that was reported before a snapshot was finished should be applied before it.
+//! * **Absence is not release.** A file that leaves all tables while a task that referred to it is still going through
+//!   exit is `detached`, with that task as its holder. Without such a task it is taken for released only by a
+//!   snapshot that could see everywhere or, under [`Ledger::with_rechecks`], only when the kernel has been asked about
+//!   the very file.
+//! * **Credit.** References that the kernel counts and the snapshot does not show are credited to exiting tasks that had
+//!   them, up to the number they had. The rest is unexplained.
+//! * **Memory** is bounded by what the kernel keeps open: histories per process keep their oldest and newest entries
+//!   ([`Bounded`]), processes that no living file names are forgotten after two snapshots, touches and strangers have
+//!   fixed limits.
+
+mod apply;
+mod bounded;
+mod dropping;
+mod files;
+mod gap;
+mod holding;
+mod lineage;
+mod opening;
+mod reconcile;
+mod release;
+mod resolve;
+mod tidy;
+mod touches;
+mod view;
+mod world;
+
+#[cfg(test)]
+mod tests;
+
+pub use bounded::Bounded;
+pub use files::{FileState, Origin};
+pub use gap::GAPS_KEPT;
+pub use lineage::{
+    ExitSeen, NAMES_KEPT, NameChange, PARENTS_KEPT, ProcessHistory, Reparenting, SIGNALS_KEPT, SignalSeen,
+};
+pub use reconcile::Drift;
+pub use view::{FileView, HeldFile, HolderView, Opened, Pending, View};
+
+pub use crate::model::change::Identity;
+
+use std::sync::Arc;
+
+use crate::model::ProcessId;
+use crate::model::change::{Gap, GapCause, ProcessDescription};
+use files::Files;
+use gap::Gaps;
+use lineage::Processes;
+use touches::Touches;
+use view::HolderEntry;
+
+/// The state of the world as far as it is known.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    files: Files,
+    processes: Processes,
+    touches: Touches,
+    gaps: Gaps,
+    /// As of the last snapshot; ids of files released since are skipped when read.
+    holders: Vec<HolderEntry>,
+    looked: Option<Looked>,
+    rechecks: bool,
+    drift: Drift,
+}
+
+/// The last snapshot taken over.
+#[derive(Clone, Copy, Debug)]
+struct Looked {
+    taken_ns: u64,
+    /// It could see everywhere.
+    complete: bool,
+}
+
+impl Ledger {
+    /// Knows nothing yet. For a caller that takes snapshots and nothing else.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// For a caller that has every file of [`Ledger::pending`] looked at again in the kernel and reports the outcome by
+    /// `FileChecked`: a file that a snapshot does not show any more then stays pending until that report.
+    #[must_use]
+    pub fn with_rechecks() -> Self {
+        Self { rechecks: true, ..Self::default() }
+    }
+
+    /// Adds what `/proc` says of a process. It is kept as what the process was when it opened its files.
+    pub fn describe(&mut self, process: ProcessId, description: ProcessDescription) {
+        let Some(record) = self.processes.get_mut(process) else { return };
+        let description = Arc::new(description);
+        record.history.description = Some(Arc::clone(&description));
+        for id in std::mem::take(&mut record.undescribed) {
+            if let Some(opened) = self.files.get_mut(id).and_then(|file| file.opened.as_mut())
+                && opened.task.process == process
+                && opened.description.is_none()
+            {
+                opened.description = Some(Arc::clone(&description));
+            }
+        }
+    }
+
+    /// Living processes of [`Ledger::tracked`] that nobody has described since they last executed a program, in order.
+    #[must_use]
+    pub fn undescribed(&self) -> Vec<ProcessId> {
+        self.followed(|history| history.exit.is_none() && history.description.is_none())
+    }
+
+    /// Processes whose forks, execs, exits, names and signals matter, in order: those that hold something, have touched
+    /// a device, or were forked by one that does and have not been looked at since.
+    #[must_use]
+    pub fn tracked(&self) -> Vec<ProcessId> {
+        self.followed(|_| true)
+    }
+
+    fn followed(&self, which: impl Fn(&ProcessHistory) -> bool) -> Vec<ProcessId> {
+        let mut followed: Vec<ProcessId> = self
+            .processes
+            .iter()
+            .filter(|(process, record)| {
+                record.history.freed_ns.is_none() && which(&record.history) && self.relevant(*process)
+            })
+            .map(|(process, _)| process)
+            .collect();
+        followed.sort_unstable();
+        followed
+    }
+
+    /// Does it matter to any file, or may it, before the next snapshot tells?
+    fn relevant(&self, process: ProcessId) -> bool {
+        let looked_ns = self.looked.map_or(0, |looked| looked.taken_ns);
+        self.processes.relevant(process, looked_ns) || self.touches.has(process)
+    }
+
+    /// What is remembered of a process.
+    #[must_use]
+    pub fn history(&self, process: ProcessId) -> Option<&ProcessHistory> {
+        self.processes.get(process).map(|record| &record.history)
+    }
+
+    /// Holes in the record that a complete snapshot has closed, oldest first.
+    #[must_use]
+    pub fn gaps(&self) -> &Bounded<Gap, GAPS_KEPT> {
+        self.gaps.closed()
+    }
+
+    /// Nothing was recorded from `from_ns` to `noticed_ns`: the tracer was not running, or its hooks were not attached.
+    pub fn note_gap(&mut self, from_ns: u64, noticed_ns: u64, cause: GapCause) {
+        self.gaps.open(from_ns, noticed_ns, cause);
+        self.doubt(noticed_ns);
+    }
+
+    /// All drift so far, without the changes.
+    #[must_use]
+    pub fn drift(&self) -> &Drift {
+        &self.drift
+    }
+}

@@ -2,9 +2,11 @@
 //!
 //! Nothing here does I/O, reads a clock, or knows how a fact was obtained.
 //! [`snapshot`] is what the kernel said at one instant, [`event`] what it said
-//! happened, [`report`] the JSON contract that users and scripts rely on.
+//! happened, [`change`] what follows from both, [`report`] the JSON contract that users and scripts rely on.
 
+pub mod change;
 pub mod device;
+pub mod doctor;
 pub mod event;
 pub mod exit;
 pub mod gpu;

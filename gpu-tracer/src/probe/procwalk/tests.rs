@@ -41,7 +41,10 @@ fn count(snapshot: &Snapshot) -> Held {
             }
             Via::Map { .. } => held.maps += 1,
             Via::IoUring { .. } => held.slots += 1,
-            Via::InFlight { .. } | Via::Unaccepted { .. } | Via::DriverPin { .. } => {}
+            Via::InFlight { .. }
+            | Via::Unaccepted { .. }
+            | Via::DriverPin { .. }
+            | Via::SystemCall { .. } => {}
         }
     }
     held.tables = tables.len();

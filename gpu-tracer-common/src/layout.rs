@@ -1,0 +1,90 @@
+//! Where the fields are on this kernel.
+//!
+//! The user side resolves every offset from BTF and writes the whole struct into frozen `.rodata` before the programs
+//! are loaded. The verifier then knows each value, prunes the code behind absent fields, and checks typed loads.
+
+/// A field that this kernel does not have.
+pub const ABSENT: u32 = u32::MAX;
+
+/// Byte offsets of the fields that the programs read; [`ABSENT`] where this kernel has no such field.
+///
+/// Names are `STRUCT_FIELD`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(zerocopy::IntoBytes, zerocopy::Immutable))]
+#[expect(missing_docs, reason = "each field is the kernel field it is named after")]
+pub struct KernelLayout {
+    pub task_tgid: u32,
+    pub task_pid: u32,
+    /// `__state` (5.14+) or `state`.
+    pub task_state: u32,
+    pub task_exit_state: u32,
+    pub task_flags: u32,
+    pub task_jobctl: u32,
+    pub task_start_boottime: u32,
+    pub task_real_parent: u32,
+    pub task_group_leader: u32,
+    pub task_real_cred: u32,
+    pub task_comm: u32,
+    pub task_files: u32,
+    pub task_mm: u32,
+    pub task_nsproxy: u32,
+    pub task_thread_pid: u32,
+    pub task_signal: u32,
+    pub task_pending_signal: u32,
+    pub signal_shared_pending_signal: u32,
+    pub signal_flags: u32,
+    /// 5.17+; before it is in the mm.
+    pub signal_core_state: u32,
+    /// Before 5.17.
+    pub mm_core_state: u32,
+    pub cred_uid: u32,
+    pub pid_level: u32,
+    pub pid_numbers: u32,
+    pub upid_nr: u32,
+    pub upid_ns: u32,
+    pub upid_size: u32,
+    pub pid_ns_inum: u32,
+    pub nsproxy_net_ns: u32,
+    pub net_inum: u32,
+    pub files_fdt: u32,
+    pub fdtable_max_fds: u32,
+    pub fdtable_fd: u32,
+    pub fdtable_open_fds: u32,
+    pub file_inode: u32,
+    pub file_op: u32,
+    pub file_mode: u32,
+    pub file_private_data: u32,
+    /// `f_count`, up to 6.12.
+    pub file_count: u32,
+    /// `f_ref.refcnt`, from 6.13: holds references - 1.
+    pub file_ref: u32,
+    pub inode_mode: u32,
+    pub inode_rdev: u32,
+    pub inode_ino: u32,
+    pub vma_file: u32,
+    pub vma_start: u32,
+    pub vma_end: u32,
+    pub vma_mm: u32,
+    pub sock_state: u32,
+    pub sock_socket: u32,
+    pub sock_receive_queue_next: u32,
+    pub sock_receive_queue: u32,
+    pub socket_file: u32,
+    pub unix_nr_fds: u32,
+    pub skb_next: u32,
+    pub skb_sk: u32,
+    /// `cb` + `unix_skb_parms.fp`.
+    pub skb_unix_fp: u32,
+    pub fp_count: u32,
+    pub fp_files: u32,
+    /// `io_ring_ctx.file_table.data.nr` (6.13+) or `nr_user_files`.
+    pub ring_nr_files: u32,
+    /// `io_ring_ctx.file_table.data.nodes` (6.13+) or `file_table.files`.
+    pub ring_files: u32,
+    /// `io_rsrc_node.file_ptr` (6.13+: the table holds node pointers); [`ABSENT`] where the table holds file pointers itself.
+    pub ring_node_file: u32,
+    /// Non-zero where the ring's file table can be walked at all.
+    pub ring_known: u32,
+}
+const _: () = assert!(size_of::<KernelLayout>() == 62 * 4);

@@ -1,0 +1,171 @@
+//! One file looked at, and the record of it.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, HashMap, RingBuf},
+};
+use gpu_tracer_common::{
+    layout::ABSENT,
+    snapshot::{Control, EVERY_MINOR, FILE_DEVICE, FILE_RING, FILE_SOCKET, Header, HoldRecord, WANTED_KEYS},
+};
+
+use crate::access::{offset, read};
+
+/// Records for the user side, drained after every read of an iterator. Nobody is woken.
+#[map]
+static HOLDS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// See [`Control`].
+#[map]
+static CONTROL: Array<Control> = Array::with_max_entries(1, 0);
+
+/// Device numbers to look for, in the kernel's encoding; minor [`EVERY_MINOR`] stands for all of a major. In a map and
+/// not in `.rodata` because a module reload changes them.
+#[map]
+static WANTED: HashMap<u32, u8> = HashMap::with_max_entries(WANTED_KEYS, BPF_F_NO_PREALLOC);
+
+/// Files (sockets) whose holders are wanted because device files sit in them.
+#[map]
+static CARRIERS: HashMap<u64, u8> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
+
+/// Costs nothing until it is used, which is rarely.
+pub(crate) const BPF_F_NO_PREALLOC: u32 = 1;
+const BPF_RB_NO_WAKEUP: u64 = 1;
+const S_IFMT: u16 = 0o170_000;
+const S_IFCHR: u16 = 0o020_000;
+const S_IFSOCK: u16 = 0o140_000;
+const FMODE_PATH: u32 = 0x4000;
+
+/// The ring is full: stop, let the user side drain it, and come back to the same element.
+pub(crate) struct Full;
+
+/// The control block.
+#[inline(always)]
+pub(crate) fn control() -> Option<&'static mut Control> {
+    // SAFETY: the only element of an array map; concurrent programs would at worst miscount.
+    CONTROL.get_ptr_mut(0).map(|control| unsafe { &mut *control })
+}
+
+/// How a file was found.
+#[derive(Clone, Copy)]
+pub(crate) struct Found {
+    /// `HOLD_*`.
+    pub(crate) kind: u16,
+    /// Task seen with it.
+    pub(crate) tid: u32,
+    /// What refers to it.
+    pub(crate) by: u64,
+    /// Where in it.
+    pub(crate) at: u64,
+    /// End of a mapping.
+    pub(crate) end: u64,
+}
+
+/// Appends one record.
+#[inline(always)]
+pub(crate) fn emit(found: &Found, file_kind: u32, file: u64, rdev: u32) -> Result<(), Full> {
+    let count = references(file);
+    let Some(mut slot) = HOLDS.reserve::<HoldRecord>(0) else { return Err(Full) };
+    slot.write(HoldRecord {
+        header: Header::new(found.kind),
+        file_kind,
+        rdev,
+        tid: found.tid,
+        file,
+        count,
+        by: found.by,
+        at: found.at,
+        end: found.end,
+    });
+    slot.submit(BPF_RB_NO_WAKEUP);
+    Ok(())
+}
+
+/// References as the kernel counts them.
+#[inline(always)]
+fn references(file: u64) -> u64 {
+    if offset!(file_ref) != ABSENT {
+        // `file_ref_t` holds references - 1; the top bits mark a dead or saturated count.
+        match read::<u64>(file, offset!(file_ref)) {
+            Some(count) if count >> 62 == 0 => count + 1,
+            Some(_) => 0,
+            None => u64::MAX,
+        }
+    } else {
+        read::<u64>(file, offset!(file_count)).unwrap_or(u64::MAX)
+    }
+}
+
+/// Device number of a character device file; `None` for anything else.
+#[inline(always)]
+pub(crate) fn character_device(file: u64) -> Option<u32> {
+    let inode = read::<u64>(file, offset!(file_inode))?;
+    let mode = read::<u16>(inode, offset!(inode_mode))?;
+    if mode & S_IFMT == S_IFCHR { read::<u32>(inode, offset!(inode_rdev)) } else { None }
+}
+
+#[inline(always)]
+pub(crate) fn is_wanted(rdev: u32) -> bool {
+    let every = rdev | EVERY_MINOR;
+    // SAFETY: map lookups by values on our stack.
+    unsafe { WANTED.get(&rdev).is_some() || WANTED.get(&every).is_some() }
+}
+
+/// Is this file a GPU device, or an io_uring that holds some? Then say so.
+#[inline(never)]
+pub(crate) fn look_at_file(file: u64, found: &Found) -> Result<(), Full> {
+    // anon_inode files, io_urings among them, have no type bits at all.
+    if look_at_device(file, found)? == 0 { look_at_ring(file, found) } else { Ok(()) }
+}
+
+/// Is this file a GPU device? Then say so. Returns the type bits of its inode.
+#[inline(always)]
+pub(crate) fn look_at_device(file: u64, found: &Found) -> Result<u16, Full> {
+    let Some(inode) = read::<u64>(file, offset!(file_inode)) else { return Ok(S_IFMT) };
+    let Some(mode) = read::<u16>(inode, offset!(inode_mode)) else { return Ok(S_IFMT) };
+    let kind = mode & S_IFMT;
+    if kind == S_IFCHR
+        && let Some(rdev) = read::<u32>(inode, offset!(inode_rdev))
+        && is_wanted(rdev)
+        // O_PATH descriptors never reached the device.
+        && read::<u32>(file, offset!(file_mode)).unwrap_or(0) & FMODE_PATH == 0
+    {
+        emit(found, FILE_DEVICE, file, rdev)?;
+    }
+    Ok(kind)
+}
+
+/// In-flight files may be sockets themselves, which may carry more.
+#[inline(always)]
+pub(crate) fn look_at_in_flight(file: u64, found: &Found) -> Result<(), Full> {
+    let mode =
+        read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
+    if mode.unwrap_or(0) & S_IFMT == S_IFSOCK {
+        return emit(found, FILE_SOCKET, file, 0);
+    }
+    look_at_device(file, found).map(drop)
+}
+
+/// Is this file one whose holders are wanted?
+#[inline(always)]
+pub(crate) fn look_at_carrier(file: u64, found: &Found) -> Result<(), Full> {
+    // SAFETY: a map lookup by a value on our stack.
+    if unsafe { CARRIERS.get(&file) }.is_some() { emit(found, FILE_SOCKET, file, 0) } else { Ok(()) }
+}
+
+/// An io_uring can hold files in a table of its own; `rings.rs` looks into those that hold any.
+#[inline(always)]
+fn look_at_ring(file: u64, found: &Found) -> Result<(), Full> {
+    let Some(control) = control() else { return Ok(()) };
+    if control.ring_fops == 0 || read::<u64>(file, offset!(file_op)) != Some(control.ring_fops) {
+        return Ok(());
+    }
+    // Where the table cannot be read here, the user side reads `/proc/PID/fdinfo` instead.
+    if offset!(ring_known) != 0 {
+        let ring = read::<u64>(file, offset!(file_private_data)).unwrap_or(0);
+        if read::<u32>(ring, offset!(ring_nr_files)).unwrap_or(0) == 0 {
+            return Ok(());
+        }
+    }
+    emit(found, FILE_RING, file, 0)
+}

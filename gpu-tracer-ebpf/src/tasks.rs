@@ -1,0 +1,337 @@
+//! `iter/task`: every task, and a walk of its fd table.
+//!
+//! The walk reads pointers and takes no reference, so it can never be the one who runs a driver's release
+//! (`iter/task_file` can). It races with `close` and `exit` of the task it looks at; what it reads then is stale or
+//! empty, never unsafe, and the user side looks twice at anything that does not add up.
+
+use core::ffi::c_void;
+
+use aya_ebpf::{
+    helpers::generated::{bpf_loop, bpf_probe_read_kernel, bpf_seq_write},
+    macros::map,
+    maps::{HashMap, PerCpuArray},
+};
+use gpu_tracer_common::{
+    layout::ABSENT,
+    snapshot::{HOLD_FD, Header, KIND_TASK, TaskRecord, mode, task_bits},
+};
+
+use crate::{
+    access::{field, offset, read},
+    holds::{BPF_F_NO_PREALLOC, Found, Full, control, look_at_carrier, look_at_file},
+};
+
+#[repr(C)]
+pub(crate) struct IterMeta {
+    pub(crate) seq: *mut c_void,
+    pub(crate) session: u64,
+    _number: u64,
+}
+
+#[repr(C)]
+struct TaskContext {
+    meta: *mut IterMeta,
+    task: *mut c_void,
+}
+
+/// fd tables that some thread showed already in the session of the value. Only a shortcut: the user side counts each table once anyway.
+#[map]
+static SHOWN: HashMap<u64, u64> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+
+/// Room for one word's worth of file pointers, which the stack does not have.
+#[map]
+static SLOTS: PerCpuArray<[u64; SLOTS_PER_WORD]> = PerCpuArray::with_max_entries(1, 0);
+
+const SLOTS_PER_WORD: usize = 64;
+/// `sysctl_nr_open` cannot exceed this.
+const MAX_FDS: u32 = 1 << 30;
+
+const PF_FROZEN: u32 = 0x0001_0000;
+const TASK_FROZEN: u32 = 0x8000;
+const JOBCTL_TRAP_FREEZE: u64 = 1 << 23;
+const SIGNAL_STOP_STOPPED: u32 = 1;
+const SIGNAL_GROUP_EXIT: u32 = 4;
+const SIGKILL_BIT: u64 = 1 << 8;
+
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_tasks(context: *mut c_void) -> i32 {
+    // SAFETY: the kernel passes `struct bpf_iter__task`, whose layout is ABI.
+    let context = unsafe { &*context.cast::<TaskContext>() };
+    let task = context.task;
+    if task.is_null() {
+        return 0;
+    }
+    // SAFETY: `meta` is never null.
+    let meta = unsafe { &*context.meta };
+    match try_iter_tasks(meta, task) {
+        Ok(()) => 0,
+        Err(Full) => {
+            if let Some(control) = control() {
+                control.full += 1;
+            }
+            1
+        }
+    }
+}
+
+/// The same without a walk, for kernels without `bpf_loop` (before 5.17), where `iter/task_file` finds the descriptors.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_tasks_only(context: *mut c_void) -> i32 {
+    // SAFETY: as in `iter_tasks`.
+    let context = unsafe { &*context.cast::<TaskContext>() };
+    if context.task.is_null() {
+        return 0;
+    }
+    // SAFETY: `meta` is never null; `task` is a BTF pointer, checked for null.
+    unsafe {
+        let (tgid, tid, files) = identify(context.task);
+        write(&*context.meta, &describe(context.task, tgid, tid, files));
+    }
+    0
+}
+
+/// Thread-group id, thread id and fd table.
+///
+/// # Safety
+/// `task` must be a BTF pointer that is not null.
+#[inline(always)]
+unsafe fn identify(task: *mut c_void) -> (u32, u32, u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        (
+            field::<u32>(task, offset!(task_tgid)),
+            field::<u32>(task, offset!(task_pid)),
+            field::<u64>(task, offset!(task_files)),
+        )
+    }
+}
+
+#[inline(always)]
+fn write(meta: &IterMeta, record: &TaskRecord) {
+    let record: *const TaskRecord = record;
+    // SAFETY: the record is initialised, padding included, and `seq` is the iterator's own.
+    unsafe { bpf_seq_write(meta.seq.cast(), record.cast_mut().cast(), size_of::<TaskRecord>() as u32) };
+}
+
+#[inline(always)]
+fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
+    let Some(control) = control() else { return Ok(()) };
+    // SAFETY: `task` is the context's BTF pointer, checked for null.
+    let (tgid, tid, files) = unsafe { identify(task) };
+    if control.mode == mode::LEARN_RING {
+        if tid == control.learn_tgid {
+            control.ring_fops = file_operations(files, control.learn_fd).unwrap_or(0);
+        }
+        return Ok(());
+    }
+    // A copy of our own: the helpers take no pointer into the iterator's memory.
+    // SAFETY: `meta` is valid.
+    let session = unsafe { core::ptr::read_volatile(&meta.session) };
+    if files != 0 && !is_shown(task, files, tid != tgid, session) {
+        walk_table(files, tid, control.mode)?;
+        if tid != tgid {
+            let _ = SHOWN.insert(&files, &session, 0);
+        }
+    }
+    if control.mode == mode::DEVICES {
+        write(meta, &describe(task, tgid, tid, files));
+    }
+    Ok(())
+}
+
+/// A thread that shares its leader's table has nothing to add; one whose leader is gone shares with its siblings.
+#[inline(always)]
+fn is_shown(task: *mut c_void, files: u64, is_thread: bool, session: u64) -> bool {
+    if !is_thread {
+        return false;
+    }
+    // SAFETY: `task` is a BTF pointer.
+    let leader = unsafe { field::<u64>(task, offset!(task_group_leader)) };
+    if read::<u64>(leader, offset!(task_files)) == Some(files) {
+        return true;
+    }
+    // SAFETY: a map lookup by a value on our stack.
+    let shown = unsafe { SHOWN.get(&files) };
+    shown == Some(&session)
+}
+
+#[inline(always)]
+fn file_operations(files: u64, fd: u32) -> Option<u64> {
+    let table = read::<u64>(files, offset!(files_fdt))?;
+    let slots = read::<u64>(table, offset!(fdtable_fd))?;
+    let file = read::<u64>(slots + u64::from(fd) * 8, 0)?;
+    read::<u64>(file, offset!(file_op))
+}
+
+struct TableWalk {
+    files: u64,
+    slots: u64,
+    open: u64,
+    max: u32,
+    tid: u32,
+    first_word: u32,
+    mode: u32,
+    full: u32,
+    base: u32,
+}
+
+#[inline(always)]
+fn walk_table(files: u64, tid: u32, mode: u32) -> Result<(), Full> {
+    let Some(table) = read::<u64>(files, offset!(files_fdt)) else { return Ok(()) };
+    let max = read::<u32>(table, offset!(fdtable_max_fds)).unwrap_or(0).min(MAX_FDS);
+    let (Some(slots), Some(open)) =
+        (read::<u64>(table, offset!(fdtable_fd)), read::<u64>(table, offset!(fdtable_open_fds)))
+    else {
+        return Ok(());
+    };
+    let Some(control) = control() else { return Ok(()) };
+    let first_word = if control.resume_table == files { control.resume_slot as u32 / 64 } else { 0 };
+    let mut walk = TableWalk { files, slots, open, max, tid, first_word, mode, full: 0, base: 0 };
+    let words = max / 64 + u32::from(max % 64 != 0);
+    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
+    unsafe { bpf_loop(words, walk_word as *mut c_void, (&raw mut walk).cast(), 0) };
+    if walk.full != 0 {
+        return Err(Full);
+    }
+    control.resume_table = 0;
+    Ok(())
+}
+
+/// 64 descriptors, by one word of the table's bitmap of open descriptors.
+#[inline(never)]
+unsafe extern "C" fn walk_word(index: u32, walk: *mut c_void) -> i64 {
+    // SAFETY: `walk_table` passes a `TableWalk` on its stack.
+    let walk = unsafe { &mut *walk.cast::<TableWalk>() };
+    if index < walk.first_word {
+        return 0;
+    }
+    if read::<u64>(walk.open + u64::from(index) * 8, 0).unwrap_or(0) == 0 {
+        return 0;
+    }
+    let Some(slots) = SLOTS.get_ptr_mut(0) else { return 1 };
+    let base = index * 64;
+    let wanted = walk.max.wrapping_sub(base).min(64);
+    // SAFETY: at most 64 pointers into a buffer of 64; the source is checked by the helper.
+    let failed = unsafe {
+        bpf_probe_read_kernel(slots.cast(), wanted * 8, (walk.slots + u64::from(base) * 8) as *const c_void)
+    };
+    if failed != 0 {
+        return 0;
+    }
+    walk.base = base;
+    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
+    unsafe { bpf_loop(wanted, walk_slot as *mut c_void, (&raw mut *walk).cast(), 0) };
+    i64::from(walk.full != 0)
+}
+
+/// One of the 64 descriptors in [`SLOTS`].
+#[inline(never)]
+unsafe extern "C" fn walk_slot(slot: u32, walk: *mut c_void) -> i64 {
+    // SAFETY: `walk_word` passes on the `TableWalk` it was given.
+    let walk = unsafe { &mut *walk.cast::<TableWalk>() };
+    let Some(slots) = SLOTS.get(0) else { return 1 };
+    // A mask is what the verifier understands as a bound, whatever register it ends up in.
+    let file = slots[(u64::from(slot) & 63) as usize];
+    if file == 0 {
+        return 0;
+    }
+    let found =
+        Found { kind: HOLD_FD, tid: walk.tid, by: walk.files, at: u64::from(walk.base + slot), end: 0 };
+    let looked =
+        if walk.mode == mode::CARRIERS { look_at_carrier(file, &found) } else { look_at_file(file, &found) };
+    if looked.is_ok() {
+        return 0;
+    }
+    walk.full = 1;
+    if let Some(control) = control() {
+        control.resume_table = walk.files;
+        control.resume_slot = u64::from(walk.base);
+    }
+    1
+}
+
+#[inline(always)]
+fn describe(task: *mut c_void, tgid: u32, tid: u32, files: u64) -> TaskRecord {
+    let address = task as u64;
+    // SAFETY: `task` is a BTF pointer.
+    let (flags, state, exit_state, start_ns, mm) = unsafe {
+        (
+            field::<u32>(task, offset!(task_flags)),
+            field::<u32>(task, offset!(task_state)),
+            field::<u32>(task, offset!(task_exit_state)),
+            field::<u64>(task, offset!(task_start_boottime)),
+            field::<u64>(task, offset!(task_mm)),
+        )
+    };
+    let pointer = |at: u32| read::<u64>(address, at).unwrap_or(0);
+    let parent = pointer(offset!(task_real_parent));
+    let credentials = pointer(offset!(task_real_cred));
+    let (tgid_in_ns, pid_ns) = innermost_pid(pointer(offset!(task_group_leader)), tgid);
+    let net = read::<u64>(pointer(offset!(task_nsproxy)), offset!(nsproxy_net_ns)).unwrap_or(0);
+    TaskRecord {
+        header: Header::new(KIND_TASK),
+        tgid,
+        tid,
+        ppid: read::<u32>(parent, offset!(task_tgid)).unwrap_or(0),
+        uid: read::<u32>(credentials, offset!(cred_uid)).unwrap_or(u32::MAX),
+        flags,
+        state,
+        exit_state,
+        bits: bits(address, flags, state, mm),
+        tgid_in_ns,
+        pid_ns,
+        net_ns: read::<u32>(net, offset!(net_inum)).unwrap_or(0),
+        start_ns,
+        files,
+        mm,
+        comm: read::<[u8; 16]>(address, offset!(task_comm)).unwrap_or([0; 16]),
+    }
+}
+
+/// PID of the thread group in its own namespace, and that namespace's inode number.
+#[inline(always)]
+fn innermost_pid(leader: u64, tgid: u32) -> (u32, u32) {
+    let pid = read::<u64>(leader, offset!(task_thread_pid)).unwrap_or(0);
+    let Some(level) = read::<u32>(pid, offset!(pid_level)) else { return (tgid, 0) };
+    // The kernel allows 32 levels.
+    let number =
+        pid + u64::from(offset!(pid_numbers)) + u64::from(level.min(32)) * u64::from(offset!(upid_size));
+    let namespace = read::<u64>(number, offset!(upid_ns)).unwrap_or(0);
+    (
+        read::<u32>(number, offset!(upid_nr)).unwrap_or(tgid),
+        read::<u32>(namespace, offset!(pid_ns_inum)).unwrap_or(0),
+    )
+}
+
+#[inline(always)]
+fn bits(task: u64, flags: u32, state: u32, mm: u64) -> u32 {
+    let signal = read::<u64>(task, offset!(task_signal)).unwrap_or(0);
+    let own = read::<u64>(task, offset!(task_pending_signal)).unwrap_or(0);
+    let shared = read::<u64>(signal, offset!(signal_shared_pending_signal)).unwrap_or(0);
+    let group = read::<u32>(signal, offset!(signal_flags)).unwrap_or(0);
+    let jobctl = read::<u64>(task, offset!(task_jobctl)).unwrap_or(0);
+    let core = if offset!(signal_core_state) != ABSENT {
+        read::<u64>(signal, offset!(signal_core_state)).unwrap_or(0)
+    } else {
+        read::<u64>(mm, offset!(mm_core_state)).unwrap_or(0)
+    };
+    let mut bits = 0;
+    if (own | shared) & SIGKILL_BIT != 0 {
+        bits |= task_bits::SIGKILL_PENDING;
+    }
+    if jobctl & JOBCTL_TRAP_FREEZE != 0 || flags & PF_FROZEN != 0 || state & TASK_FROZEN != 0 {
+        bits |= task_bits::FROZEN;
+    }
+    if core != 0 {
+        bits |= task_bits::DUMPING_CORE;
+    }
+    if group & SIGNAL_STOP_STOPPED != 0 {
+        bits |= task_bits::GROUP_STOPPED;
+    }
+    if group & SIGNAL_GROUP_EXIT != 0 {
+        bits |= task_bits::GROUP_EXIT;
+    }
+    bits
+}

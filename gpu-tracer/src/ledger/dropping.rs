@@ -1,0 +1,96 @@
+//! References that are being dropped where no snapshot can see them.
+//!
+//! A task that exits first loses its address space, then its fd table, and only then are the files behind them released,
+//! one after another; one that blocks keeps all behind it. The same holds, file by file, for a task blocked in
+//! `close(2)`. What such a task had before is what it may still be dropping.
+
+use std::collections::HashMap;
+
+use super::Ledger;
+use super::files::{Dropper, FileRecord};
+use super::resolve::Ways;
+use super::world::World;
+use crate::model::ProcessId;
+use crate::model::event::TaskId;
+
+/// What exiting processes had in fd tables that nobody uses any more: (process, references) by file.
+pub(super) type Dying = HashMap<u64, Vec<(ProcessId, u64)>>;
+
+impl Ledger {
+    /// Does any process have tables that were seen at its exit?
+    pub(super) fn any_dying(&self) -> bool {
+        self.processes.iter().any(|(_, record)| !record.dying.is_empty())
+    }
+
+    /// What exiting processes had in tables that are gone. Forgets the tables of processes that are gone themselves.
+    pub(super) fn dying(&mut self, world: &World<'_>) -> Dying {
+        let mut dying = Dying::new();
+        for (process, record) in self.processes.iter_mut() {
+            if record.dying.is_empty() {
+                continue;
+            }
+            if !world.may_live(process) {
+                record.dying.clear();
+                continue;
+            }
+            let gone =
+                record.dying.iter().filter(|table| table.table.is_none_or(|table| !world.in_use(table)));
+            for (file, references) in gone.flat_map(|table| &table.files) {
+                let holders = dying.entry(*file).or_default();
+                match holders.last_mut() {
+                    Some((last, sum)) if *last == process => *sum += references,
+                    _ => holders.push((process, *references)),
+                }
+            }
+        }
+        dying
+    }
+}
+
+/// Who may be dropping references to a file: exiting tasks and, where the file is in no table any more, tasks of former
+/// holders that may be stuck in a close. `now` is who refers to it visibly, ordered by process.
+pub(super) fn droppers(
+    file: &FileRecord,
+    now: &[(ProcessId, Ways)],
+    dying: &[(ProcessId, u64)],
+    world: &World<'_>,
+    taken_ns: u64,
+) -> Vec<Dropper> {
+    let mut candidates: Vec<(ProcessId, u64)> = Vec::new();
+    for held in &file.held_by {
+        let at = now.binary_search_by_key(&held.process, |(process, _)| *process);
+        let visible = at.map_or(0, |at| now[at].1.direct());
+        candidates.push((held.process, held.ways.direct().saturating_sub(visible)));
+    }
+    candidates.extend(file.droppers.iter().map(|dropper| (dropper.task.process, dropper.references)));
+    candidates.extend(dying);
+    candidates.retain(|(_, references)| *references > 0);
+    // The sources overlap: of each process the largest figure is what it had.
+    candidates.sort_unstable_by_key(|(process, references)| (*process, std::cmp::Reverse(*references)));
+    candidates.dedup_by_key(|(process, _)| *process);
+
+    let vanished = now.is_empty();
+    candidates
+        .into_iter()
+        .filter_map(|(process, references)| {
+            let stuck_in_close = || world.blocked(process).filter(|_| vanished);
+            let task = world.exiting(process).or_else(stuck_in_close)?;
+            let before = file.droppers.iter().find(|dropper| dropper.task.process == process);
+            let since_ns = before.map_or(taken_ns, |dropper| dropper.since_ns);
+            Some(Dropper { task: TaskId { process, tid: task.tid }, since_ns, references })
+        })
+        .collect()
+}
+
+/// Credits what the count has beyond the references seen to the droppers, each up to what it had; those that get nothing
+/// are done. Without a count all of them are believed.
+pub(super) fn credit(file: &mut FileRecord) {
+    let mut left = file.count.map_or(u64::MAX, |count| count.saturating_sub(file.named));
+    file.dropping = 0;
+    for dropper in &mut file.droppers {
+        dropper.references = dropper.references.min(left);
+        left -= dropper.references;
+        file.dropping += dropper.references;
+    }
+    file.droppers.retain(|dropper| dropper.references > 0);
+}

@@ -1,0 +1,249 @@
+//! Open files with ids of their own, and where in their lives they are.
+
+use std::collections::HashMap;
+
+use super::resolve::Ways;
+use crate::model::change::SharedDescription;
+use crate::model::event::TaskId;
+use crate::model::{DeviceNumber, FileKey, ProcessId, RawText, Via};
+
+/// Where in its life an open file is.
+///
+/// `opening` -> `open` -> (`detached` | `unreferenced`) -> `releasing` -> (`deferred`) -> gone. A plan that cannot see
+/// the driver's own functions skips what it cannot see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileState {
+    /// The driver's open has not returned yet.
+    Opening {
+        /// Who opens.
+        task: TaskId,
+        /// Since when, ns of boot time.
+        since_ns: u64,
+    },
+    /// Something refers to it.
+    Open,
+    /// No fd table, address space or queue that can be seen refers to it, and it is not known to be released.
+    Detached {
+        /// Since when, ns of boot time.
+        since_ns: u64,
+    },
+    /// It has been let go of, and its release may be waiting or running unseen.
+    Unreferenced {
+        /// Since when, ns of boot time.
+        since_ns: u64,
+    },
+    /// The driver's release is running.
+    Releasing {
+        /// In whose context.
+        task: TaskId,
+        /// Since when, ns of boot time.
+        since_ns: u64,
+    },
+    /// A kernel thread of the driver has its release.
+    Deferred {
+        /// Since when, ns of boot time.
+        since_ns: u64,
+    },
+}
+
+impl FileState {
+    /// The word of the JSON contract.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Opening { .. } => "opening",
+            Self::Open => "open",
+            Self::Detached { .. } => "detached",
+            Self::Unreferenced { .. } => "unreferenced",
+            Self::Releasing { .. } => "releasing",
+            Self::Deferred { .. } => "deferred",
+        }
+    }
+
+    /// When it came into this state, ns of boot time; `None` for `open`.
+    #[must_use]
+    pub const fn since_ns(self) -> Option<u64> {
+        match self {
+            Self::Open => None,
+            Self::Opening { since_ns, .. }
+            | Self::Detached { since_ns }
+            | Self::Unreferenced { since_ns }
+            | Self::Releasing { since_ns, .. }
+            | Self::Deferred { since_ns } => Some(since_ns),
+        }
+    }
+}
+
+/// How a process came to hold a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// Not seen.
+    #[default]
+    Unknown,
+    /// It opened it.
+    Opened,
+    /// By fork.
+    Inherited {
+        /// From this process.
+        from: ProcessId,
+    },
+    /// Through a socket, or by `pidfd_getfd`.
+    Passed {
+        /// From this process, where only one had it before.
+        from: Option<ProcessId>,
+    },
+}
+
+/// The opening of a file, as recorded.
+#[derive(Clone, Debug)]
+pub(super) struct OpenRecord {
+    pub(super) at_ns: u64,
+    pub(super) exact: bool,
+    pub(super) task: TaskId,
+    pub(super) comm: RawText,
+    pub(super) parent: Option<ProcessId>,
+    pub(super) description: Option<SharedDescription>,
+}
+
+/// One process that refers to a file, through whichever of its threads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldBy {
+    pub(super) process: ProcessId,
+    pub(super) origin: Origin,
+    pub(super) since_ns: u64,
+    pub(super) ways: Ways,
+}
+
+/// A process that is letting go of references that can no longer be seen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dropper {
+    pub(super) task: TaskId,
+    pub(super) since_ns: u64,
+    pub(super) references: u64,
+}
+
+/// What the ledger knows of one open file.
+#[derive(Clone, Debug)]
+pub(super) struct FileRecord {
+    pub(super) key: FileKey,
+    pub(super) device: DeviceNumber,
+    pub(super) state: FileState,
+    pub(super) count: Option<u64>,
+    pub(super) named: u64,
+    pub(super) driver_pins: u64,
+    /// References credited to `droppers`.
+    pub(super) dropping: u64,
+    pub(super) unexplained_since_ns: Option<u64>,
+    pub(super) opened: Option<OpenRecord>,
+    /// From when on the address is known to mean this file: an event about the address from before is not about it.
+    pub(super) born_ns: u64,
+    /// Beginning of the last snapshot that had it.
+    pub(super) seen_ns: Option<u64>,
+    /// The references in that snapshot.
+    pub(super) references: Vec<Via>,
+    /// Ordered by process, each once.
+    pub(super) held_by: Vec<HeldBy>,
+    pub(super) droppers: Vec<Dropper>,
+    /// Whose `held_by` it was in last, once it is empty.
+    pub(super) last_holder: Option<ProcessId>,
+    /// The event that would tell of its release may be among those lost.
+    pub(super) doubtful: bool,
+    /// Its count could be read at some time, so that it can be checked again.
+    pub(super) counted: bool,
+    /// The kernel has said that it lives although no snapshot shows it.
+    pub(super) checked: bool,
+    /// That it is in no table any more has been said.
+    pub(super) announced: bool,
+}
+
+impl FileRecord {
+    pub(super) fn new(key: FileKey, device: DeviceNumber, state: FileState, born_ns: u64) -> Self {
+        Self {
+            key,
+            device,
+            state,
+            count: None,
+            named: 0,
+            driver_pins: 0,
+            dropping: 0,
+            unexplained_since_ns: None,
+            opened: None,
+            born_ns,
+            seen_ns: None,
+            references: Vec::new(),
+            held_by: Vec::new(),
+            droppers: Vec::new(),
+            last_holder: None,
+            doubtful: false,
+            counted: false,
+            announced: false,
+            checked: false,
+        }
+    }
+
+    /// References that the kernel counts and nobody accounts for.
+    pub(super) fn unexplained(&self) -> u64 {
+        self.count.map_or(0, |count| count.saturating_sub(self.named).saturating_sub(self.dropping))
+    }
+
+    pub(super) fn holder(&self, process: ProcessId) -> Option<&HeldBy> {
+        let at = self.held_by.binary_search_by_key(&process, |held| held.process).ok()?;
+        self.held_by.get(at)
+    }
+
+    /// The last moment that anything was learnt about it.
+    pub(super) fn latest_ns(&self) -> u64 {
+        self.born_ns.max(self.seen_ns.unwrap_or(0)).max(self.state.since_ns().unwrap_or(0))
+    }
+}
+
+/// All living files. An address names at most one of them; an id is never used twice.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Files {
+    records: HashMap<u64, FileRecord>,
+    by_key: HashMap<FileKey, u64>,
+    last_id: u64,
+}
+
+impl Files {
+    /// The living file at this address.
+    pub(super) fn id_of(&self, key: FileKey) -> Option<u64> {
+        self.by_key.get(&key).copied()
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<&FileRecord> {
+        self.records.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut FileRecord> {
+        self.records.get_mut(&id)
+    }
+
+    /// The id that the next file will get.
+    pub(super) fn next_id(&self) -> u64 {
+        self.last_id + 1
+    }
+
+    /// A file that was not known. Whatever was at its address must have been removed.
+    pub(super) fn insert(&mut self, record: FileRecord) -> u64 {
+        self.last_id += 1;
+        let before = self.by_key.insert(record.key, self.last_id);
+        debug_assert!(before.is_none(), "two files at one address");
+        self.records.insert(self.last_id, record);
+        self.last_id
+    }
+
+    pub(super) fn remove(&mut self, id: u64) -> Option<FileRecord> {
+        let record = self.records.remove(&id)?;
+        self.by_key.remove(&record.key);
+        Some(record)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &FileRecord)> {
+        self.records.iter().map(|(id, record)| (*id, record))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut FileRecord)> {
+        self.records.iter_mut().map(|(id, record)| (*id, record))
+    }
+}

@@ -1,0 +1,143 @@
+//! Who refers to a file now, compared with who did before: how each came to it, and how each left.
+
+use super::Looked;
+use super::files::{FileRecord, HeldBy, Origin};
+use super::lineage::Processes;
+use super::release::of_file;
+use super::resolve::Ways;
+use super::world::World;
+use crate::model::ProcessId;
+use crate::model::change::{Change, ChangeKind, CloseCause};
+
+/// Earlier holders named when a file changes hands.
+const GIVERS_NAMED: usize = 8;
+
+/// What is known while a snapshot is taken over.
+#[derive(Clone, Copy)]
+pub(super) struct Scene<'a> {
+    pub(super) taken_ns: u64,
+    pub(super) complete: bool,
+    pub(super) before: Option<Looked>,
+    pub(super) world: &'a World<'a>,
+}
+
+/// Takes over who holds a file now. `now` is ordered by process, each once.
+pub(super) fn take_holders(
+    id: u64,
+    file: &mut FileRecord,
+    now: &[(ProcessId, Ways)],
+    scene: &Scene<'_>,
+    processes: &Processes,
+    changes: &mut Vec<Change>,
+) {
+    let mut held_by = Vec::with_capacity(now.len());
+    for (process, ways) in now {
+        let before = file.holder(*process).copied();
+        let mut held = before.map(|held| HeldBy { ways: *ways, ..held }).unwrap_or(HeldBy {
+            process: *process,
+            origin: Origin::Unknown,
+            since_ns: scene.taken_ns,
+            ways: *ways,
+        });
+        let had = before.map(|held| held.ways);
+        // What sits in a queue is not the process's own yet: how it came to the file is decided when it takes it.
+        let takes =
+            ways.direct() > 0 && had.is_none_or(|had| had.direct() == 0) && held.origin == Origin::Unknown;
+        if takes {
+            let kind = origin(file, now, *process, scene, processes, &mut held);
+            changes.push(of_file(id, file, held.since_ns, Some(*process), kind));
+        } else if before.is_none() && ways.pins > 0 {
+            changes.push(of_file(id, file, scene.taken_ns, Some(*process), ChangeKind::Pinned));
+        }
+        let mut say = |kind| changes.push(of_file(id, file, scene.taken_ns, Some(*process), kind));
+        let had = had.unwrap_or_default();
+        ways_changed(&had, ways, &mut say);
+        held_by.push(held);
+    }
+    for gone in file.held_by.iter().filter(|held| !held_by_has(&held_by, held.process)) {
+        let cause = close_cause(gone.process, scene, processes);
+        changes.push(of_file(id, file, scene.taken_ns, Some(gone.process), ChangeKind::Closed { cause }));
+    }
+    file.held_by = held_by;
+}
+
+fn held_by_has(held_by: &[HeldBy], process: ProcessId) -> bool {
+    held_by.binary_search_by_key(&process, |held| held.process).is_ok()
+}
+
+fn ways_changed(had: &Ways, has: &Ways, say: &mut impl FnMut(ChangeKind)) {
+    if had.maps == 0 && has.maps > 0 {
+        say(ChangeKind::Mapped);
+    }
+    if had.maps > 0 && has.maps == 0 {
+        say(ChangeKind::Unmapped);
+    }
+    if had.fds > 0 && has.fds == 0 {
+        say(ChangeKind::DescriptorsClosed);
+    }
+    if had.in_flight == 0 && has.in_flight > 0 {
+        say(ChangeKind::Queued);
+    }
+    if had.io_uring == 0 && has.io_uring > 0 {
+        say(ChangeKind::Registered);
+    }
+}
+
+/// How a process that did not refer to a file itself came to do so: sets `held`'s origin and time, gives the change.
+fn origin(
+    file: &FileRecord,
+    now: &[(ProcessId, Ways)],
+    process: ProcessId,
+    scene: &Scene<'_>,
+    processes: &Processes,
+    held: &mut HeldBy,
+) -> ChangeKind {
+    let opener = file.opened.as_ref().map(|opened| opened.task.process);
+    let fork_seen = processes.get(process).is_some_and(|record| record.history.fork_seen);
+    let after_look = scene.before.is_some_and(|before| process.start_ns > before.taken_ns);
+    let complete_look = scene.before.is_some_and(|before| before.complete);
+    // A process that was there, without the file, when everything was looked at has not got it by fork.
+    if after_look || (fork_seen && !complete_look) {
+        let holds = |ancestor: ProcessId| {
+            file.holder(ancestor).is_some()
+                || opener == Some(ancestor)
+                || now.binary_search_by_key(&ancestor, |(process, _)| *process).is_ok()
+        };
+        let born_ns = file.opened.as_ref().filter(|opened| opened.exact).map_or(0, |opened| opened.at_ns);
+        let from = processes
+            .ancestors(process)
+            .take_while(|(_, child)| child.start_ns >= born_ns)
+            .find(|(ancestor, _)| *ancestor != process && holds(*ancestor));
+        if let Some((from, _)) = from {
+            held.origin = Origin::Inherited { from };
+            held.since_ns = process.start_ns.min(scene.taken_ns);
+            return ChangeKind::Inherited { from };
+        }
+    }
+    let not_by_fork = fork_seen || (complete_look && !after_look);
+    let holders = file.held_by.iter().map(|held| held.process);
+    let mut from: Vec<ProcessId> = holders.chain(opener).chain(file.last_holder).collect();
+    from.sort_unstable();
+    from.dedup();
+    from.retain(|other| *other != process);
+    if not_by_fork && !from.is_empty() {
+        let only = if let [only] = from[..] { Some(only) } else { None };
+        held.origin = Origin::Passed { from: only };
+        from.truncate(GIVERS_NAMED);
+        return ChangeKind::HandedOver { from };
+    }
+    ChangeKind::Found
+}
+
+/// Why a process does not hold any more.
+fn close_cause(process: ProcessId, scene: &Scene<'_>, processes: &Processes) -> CloseCause {
+    let history = processes.get(process).map(|record| &record.history);
+    let looked_ns = scene.before.map_or(0, |before| before.taken_ns);
+    if scene.world.is_ending(process) || history.is_some_and(|history| history.exit.is_some()) {
+        CloseCause::Exit
+    } else if history.and_then(|history| history.execed_ns).is_some_and(|at_ns| at_ns >= looked_ns) {
+        CloseCause::Exec
+    } else {
+        CloseCause::Close
+    }
+}

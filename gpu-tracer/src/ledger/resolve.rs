@@ -1,0 +1,382 @@
+//! From one snapshot to holders: who refers to which device file, directly or through files that carry files.
+//!
+//! References point at fd tables and address spaces, tasks point at the same, so the join is done there. A *carrier* (a
+//! unix socket with descriptors in its queue, an io_uring, a device file the driver keeps for another) has owners of
+//! its own, possibly through further carriers and in circles: two sockets may sit in each other's queues. Owners are
+//! therefore computed per strongly connected component, once, so that neither long chains nor cycles cost more than
+//! their edges.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::rc::Rc;
+
+use crate::model::{
+    DeviceNumber, FileKey, MmKey, ProcessId, Reference, Snapshot, TableKey, Task, TaskState, Via,
+};
+
+/// One device file with its accounting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ResolvedFile {
+    pub(super) key: FileKey,
+    pub(super) device: DeviceNumber,
+    pub(super) count: Option<u64>,
+    /// References in the snapshot, each once, whether or not somebody could be found behind it.
+    pub(super) named: u64,
+    /// Those of `named` that are the driver's own.
+    pub(super) driver_pins: u64,
+    /// What `named` counts, in order.
+    pub(super) references: Vec<Via>,
+}
+
+/// How one holder refers to one file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ways {
+    pub(super) fds: u64,
+    pub(super) maps: u64,
+    pub(super) in_flight: u64,
+    pub(super) io_uring: u64,
+    pub(super) pins: u64,
+    /// References it is dropping, which no snapshot shows any more.
+    pub(super) dropping: u64,
+}
+
+impl Ways {
+    /// References of its own: not through a socket, a ring or the driver.
+    pub(super) const fn direct(self) -> u64 {
+        self.fds + self.maps
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.fds += other.fds;
+        self.maps += other.maps;
+        self.in_flight += other.in_flight;
+        self.io_uring += other.io_uring;
+        self.pins += other.pins;
+        self.dropping += other.dropping;
+    }
+}
+
+/// One process, or the threads of one process that share an fd table of their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ResolvedHolder {
+    pub(super) process: ProcessId,
+    pub(super) carrier: Task,
+    pub(super) leader: Option<Task>,
+    /// Ascending, without duplicates.
+    pub(super) tids: Vec<u32>,
+    /// (index in [`Resolved::files`], how), ascending.
+    pub(super) held: Vec<(usize, Ways)>,
+}
+
+/// What a snapshot says, joined.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Resolved {
+    /// Ordered by device, then by who refers to them and where, so that ids come out the same for the same world.
+    pub(super) files: Vec<ResolvedFile>,
+    /// Ordered by (tgid, carrier); only those that hold something.
+    pub(super) holders: Vec<ResolvedHolder>,
+    /// References to files that are neither devices of the snapshot nor carriers of anything in it.
+    pub(super) dangling: u64,
+}
+
+/// Index of a holder while resolving.
+type Holder = u32;
+
+/// Joins a snapshot.
+pub(super) fn resolve(snapshot: &Snapshot) -> Resolved {
+    let mut references: Vec<&Reference> = snapshot.references.iter().collect();
+    references.sort_unstable();
+    references.dedup();
+    let spans = spans(&references);
+    let mut holders = Holders::new(snapshot, &references);
+    let owners = owners(&references, &spans, &mut holders);
+
+    let span = |key: &FileKey| &references[spans.get(key).cloned().unwrap_or(0..0)];
+    let mut files: Vec<ResolvedFile> = Vec::with_capacity(snapshot.files.len());
+    let mut seen = HashSet::with_capacity(snapshot.files.len());
+    for file in snapshot.files.iter().filter(|file| seen.insert(file.key)) {
+        let references: Vec<Via> = span(&file.key).iter().map(|reference| reference.via.clone()).collect();
+        let driver_pins = references.iter().filter(|via| matches!(via, Via::DriverPin { .. })).count() as u64;
+        files.push(ResolvedFile {
+            key: file.key,
+            device: file.device,
+            count: file.count,
+            named: references.len() as u64,
+            driver_pins,
+            references,
+        });
+    }
+    files.sort_unstable_by(|a, b| {
+        (a.device, a.references.first(), a.key).cmp(&(b.device, b.references.first(), b.key))
+    });
+    for (index, file) in files.iter().enumerate() {
+        file.references.iter().for_each(|via| holders.credit(index, via, &owners));
+    }
+    let dangling = spans
+        .iter()
+        .filter(|(key, _)| !seen.contains(key) && !owners.contains_key(key))
+        .map(|(_, span)| span.len() as u64)
+        .sum();
+    Resolved { files, holders: holders.finish(), dangling }
+}
+
+/// Where each file's references lie in the sorted list.
+fn spans(references: &[&Reference]) -> HashMap<FileKey, Range<usize>> {
+    let mut spans = HashMap::new();
+    let mut start = 0;
+    for chunk in references.chunk_by(|a, b| a.file == b.file) {
+        spans.insert(chunk[0].file, start..start + chunk.len());
+        start += chunk.len();
+    }
+    spans
+}
+
+/// The carrier that a reference goes through, if it goes through one.
+fn carrier_of(via: &Via) -> Option<FileKey> {
+    match via {
+        Via::Fd { .. } | Via::Map { .. } | Via::SystemCall { .. } => None,
+        Via::InFlight { socket, .. } => Some(*socket),
+        Via::Unaccepted { listener } => Some(*listener),
+        Via::IoUring { ring, .. } => Some(*ring),
+        Via::DriverPin { by } => Some(*by),
+    }
+}
+
+/// Holders by fd table and by address space, and what they were found to hold.
+struct Holders<'a> {
+    tables: HashMap<TableKey, Vec<Holder>>,
+    mms: HashMap<MmKey, Vec<Holder>>,
+    by_task: HashMap<(u32, u32), Holder>,
+    leaders: HashMap<u32, &'a Task>,
+    found: Vec<Found<'a>>,
+}
+
+struct Found<'a> {
+    process: ProcessId,
+    carrier: &'a Task,
+    leader: Option<&'a Task>,
+    tids: Vec<u32>,
+    held: Vec<(usize, Ways)>,
+}
+
+impl<'a> Holders<'a> {
+    /// Only tables and address spaces that something refers through are looked at: most tasks are nobody's business.
+    fn new(snapshot: &'a Snapshot, references: &[&Reference]) -> Self {
+        let mut tables: HashMap<TableKey, Vec<&'a Task>> = HashMap::new();
+        let mut mms: HashMap<MmKey, Vec<&'a Task>> = HashMap::new();
+        for reference in references {
+            match reference.via {
+                Via::Fd { table, .. } => _ = tables.entry(table).or_default(),
+                Via::Map { mm, .. } => _ = mms.entry(mm).or_default(),
+                _ => {}
+            }
+        }
+        let mut tgids: HashMap<u32, u64> = HashMap::new();
+        for task in snapshot.tasks.iter().filter(|task| !task.is_dead()) {
+            let table = task.table.and_then(|table| tables.get_mut(&table));
+            let mm = task.mm.and_then(|mm| mms.get_mut(&mm));
+            if table.is_some() || mm.is_some() {
+                let first = tgids.entry(task.tgid).or_insert(task.start_ns);
+                *first = task.start_ns.min(*first);
+            }
+            table.into_iter().for_each(|tasks| tasks.push(task));
+            mm.into_iter().for_each(|tasks| tasks.push(task));
+        }
+        let leaders = snapshot
+            .tasks
+            .iter()
+            .filter(|task| task.is_leader() && tgids.contains_key(&task.tgid))
+            .map(|task| (task.tgid, task))
+            .collect();
+        let mut this = Self {
+            tables: HashMap::with_capacity(tables.len()),
+            mms: HashMap::with_capacity(mms.len()),
+            by_task: HashMap::new(),
+            leaders,
+            found: Vec::new(),
+        };
+        for (table, tasks) in tables {
+            let holders = this.intern(tasks, &tgids);
+            this.tables.insert(table, holders);
+        }
+        for (mm, tasks) in mms {
+            let holders = this.intern(tasks, &tgids);
+            this.mms.insert(mm, holders);
+        }
+        this
+    }
+
+    /// The holders behind the tasks that share one table or one address space: one per process.
+    fn intern(&mut self, mut tasks: Vec<&'a Task>, first_start: &HashMap<u32, u64>) -> Vec<Holder> {
+        tasks.sort_unstable_by_key(|task| (task.tgid, task.tid));
+        tasks.dedup_by_key(|task| (task.tgid, task.tid));
+        let mut holders = Vec::new();
+        for group in tasks.chunk_by(|a, b| a.tgid == b.tgid) {
+            let carrier = carrier(group);
+            let holder = *self.by_task.entry((carrier.tgid, carrier.tid)).or_insert_with(|| {
+                let leader = self.leaders.get(&carrier.tgid).copied();
+                let start_ns = leader.map_or_else(
+                    || first_start.get(&carrier.tgid).copied().unwrap_or(carrier.start_ns),
+                    |leader| leader.start_ns,
+                );
+                let process = ProcessId { tgid: carrier.tgid, start_ns };
+                self.found.push(Found { process, carrier, leader, tids: Vec::new(), held: Vec::new() });
+                self.found.len() as Holder - 1
+            });
+            self.found[holder as usize].tids.extend(group.iter().map(|task| task.tid));
+            holders.push(holder);
+        }
+        holders
+    }
+
+    /// Writes one reference of a device file to the account of everybody behind it.
+    fn credit(&mut self, file: usize, via: &Via, owners: &HashMap<FileKey, Rc<[Holder]>>) {
+        let (holders, way): (&[Holder], fn(&mut Ways) -> &mut u64) = match via {
+            Via::Fd { table, .. } => {
+                (self.tables.get(table).map_or(&[], Vec::as_slice), |ways| &mut ways.fds)
+            }
+            Via::Map { mm, .. } => (self.mms.get(mm).map_or(&[], Vec::as_slice), |ways| &mut ways.maps),
+            Via::InFlight { socket: carrier, .. } | Via::Unaccepted { listener: carrier } => {
+                (owners.get(carrier).map_or(&[], |owners| owners), |ways| &mut ways.in_flight)
+            }
+            Via::IoUring { ring, .. } => {
+                (owners.get(ring).map_or(&[], |owners| owners), |ways| &mut ways.io_uring)
+            }
+            Via::DriverPin { by } => (owners.get(by).map_or(&[], |owners| owners), |ways| &mut ways.pins),
+            // Whoever is in the call has the descriptor, or had it: that is credited as a descriptor.
+            Via::SystemCall { .. } => return,
+        };
+        for holder in holders {
+            let held = &mut self.found[*holder as usize].held;
+            // References come grouped by file, so a holder's entry for this file can only be its last one.
+            if held.last().is_none_or(|(last, _)| *last != file) {
+                held.push((file, Ways::default()));
+            }
+            if let Some((_, ways)) = held.last_mut() {
+                *way(ways) += 1;
+            }
+        }
+    }
+
+    fn finish(self) -> Vec<ResolvedHolder> {
+        let mut holders: Vec<_> = self
+            .found
+            .into_iter()
+            .filter(|found| !found.held.is_empty())
+            .map(|mut found| {
+                found.tids.sort_unstable();
+                found.tids.dedup();
+                ResolvedHolder {
+                    process: found.process,
+                    carrier: found.carrier.clone(),
+                    leader: found.leader.cloned(),
+                    tids: found.tids,
+                    held: found.held,
+                }
+            })
+            .collect();
+        holders.sort_unstable_by_key(|holder| (holder.process.tgid, holder.carrier.tid));
+        holders
+    }
+}
+
+/// The task that stands for a group of one process's tasks, ordered by tid: the leader if it is one of them, else one
+/// that cannot be interrupted (it is the one people need to know about), else the oldest id.
+fn carrier<'a>(group: &[&'a Task]) -> &'a Task {
+    let leader = group.iter().find(|task| task.is_leader());
+    let blocked = || group.iter().find(|task| task.state == TaskState::Uninterruptible);
+    leader.or_else(blocked).unwrap_or(&group[0])
+}
+
+/// The owners of every carrier: everybody who refers to it by descriptor or mapping, or owns a carrier that does.
+fn owners(
+    references: &[&Reference],
+    spans: &HashMap<FileKey, Range<usize>>,
+    holders: &mut Holders<'_>,
+) -> HashMap<FileKey, Rc<[Holder]>> {
+    let mut carriers: Vec<FileKey> =
+        references.iter().filter_map(|reference| carrier_of(&reference.via)).collect();
+    carriers.sort_unstable();
+    carriers.dedup();
+    let node: HashMap<FileKey, usize> = carriers.iter().enumerate().map(|(node, key)| (*key, node)).collect();
+    let incoming = |key: &FileKey| &references[spans.get(key).cloned().unwrap_or(0..0)];
+    let edges: Vec<Vec<usize>> = carriers
+        .iter()
+        .map(|key| incoming(key).iter().filter_map(|r| node.get(&carrier_of(&r.via)?).copied()).collect())
+        .collect();
+
+    let mut owners: Vec<Rc<[Holder]>> = vec![Rc::from([]); carriers.len()];
+    // Components arrive sinks first: whatever a component leads to outside itself is already known.
+    for component in components(&edges) {
+        let mut all = Vec::new();
+        let mut shared: Vec<Rc<[Holder]>> = Vec::new();
+        for member in &component {
+            for reference in incoming(&carriers[*member]) {
+                match &reference.via {
+                    Via::Fd { table, .. } => all.extend(holders.tables.get(table).into_iter().flatten()),
+                    Via::Map { mm, .. } => all.extend(holders.mms.get(mm).into_iter().flatten()),
+                    _ => {}
+                }
+            }
+            let onward = edges[*member].iter().map(|next| &owners[*next]);
+            shared.extend(onward.filter(|owners| !owners.is_empty()).map(Rc::clone));
+        }
+        shared.sort_unstable_by_key(|owners| Rc::as_ptr(owners).cast::<Holder>());
+        shared.dedup_by(|a, b| Rc::ptr_eq(a, b));
+        let set: Rc<[Holder]> = match (&all[..], &shared[..]) {
+            ([], [only]) => Rc::clone(only),
+            _ => {
+                shared.iter().for_each(|owners| all.extend(owners.iter()));
+                all.sort_unstable();
+                all.dedup();
+                Rc::from(all)
+            }
+        };
+        component.iter().for_each(|member| owners[*member] = Rc::clone(&set));
+    }
+    carriers.into_iter().zip(owners).collect()
+}
+
+/// Strongly connected components of a graph, sinks first (Tarjan, without recursion: chains are as long as somebody
+/// hostile cares to make them).
+fn components(edges: &[Vec<usize>]) -> Vec<Vec<usize>> {
+    const UNSEEN: usize = usize::MAX;
+    let mut order = vec![UNSEEN; edges.len()];
+    let mut low = vec![0; edges.len()];
+    let mut open = vec![false; edges.len()];
+    let (mut stack, mut found, mut next) = (Vec::new(), Vec::new(), 0);
+    for root in 0..edges.len() {
+        if order[root] != UNSEEN {
+            continue;
+        }
+        let mut path = vec![(root, 0)];
+        while let Some((at, edge)) = path.last_mut() {
+            let at = *at;
+            if *edge == 0 && order[at] == UNSEEN {
+                (order[at], low[at], open[at]) = (next, next, true);
+                next += 1;
+                stack.push(at);
+            }
+            if let Some(to) = edges[at].get(*edge).copied() {
+                *edge += 1;
+                if order[to] == UNSEEN {
+                    path.push((to, 0));
+                } else if open[to] {
+                    low[at] = low[at].min(order[to]);
+                }
+                continue;
+            }
+            path.pop();
+            if let Some((parent, _)) = path.last() {
+                low[*parent] = low[*parent].min(low[at]);
+            }
+            if low[at] == order[at] {
+                let from = stack.iter().rposition(|node| *node == at).unwrap_or(0);
+                let component = stack.split_off(from);
+                component.iter().for_each(|node| open[*node] = false);
+                found.push(component);
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,405 @@
+//! The iterator programs, loaded, and reading one pass of one of them.
+
+use std::{
+    collections::HashSet,
+    fs::File,
+    io::{self, ErrorKind, Read},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use aya::{
+    Btf as AyaBtf, Ebpf, EbpfLoader,
+    maps::{Array, HashMap, MapData, RingBuf},
+    programs::Iter,
+};
+use gpu_tracer_common::{
+    LAYOUT,
+    snapshot::{Control, EVERY_MINOR, Header, HoldRecord, MAX_MINORS, MAX_SUBJECTS, mode},
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{OBJECT, ProbeError, layout, ring, sys};
+use crate::{kernel::btf::Btf, model::DeviceTable};
+
+/// Bytes asked for in one read; the kernel gives at most 32 KiB a time.
+const READ: usize = 64 * 1024;
+/// Reads in a row that may bring nothing but "try again".
+const PATIENCE: u32 = 64;
+
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+struct ControlPod(Control);
+// SAFETY: `Control` is `repr(C)`, integers only, without padding.
+unsafe impl aya::Pod for ControlPod {}
+
+/// How files registered with io_urings can be found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RingAccess {
+    /// This kernel has no io_uring.
+    NotThere,
+    /// In the kernel, exactly.
+    Walk,
+    /// The rings are found; what they hold has to be read from `/proc/PID/fdinfo`.
+    Fdinfo,
+    /// Not at all, and why.
+    Unknown(String),
+}
+
+/// A source of facts that is optional: the link of its program, or why there is none.
+pub(super) type Optional = Result<OwnedFd, String>;
+
+/// The loaded programs. One snapshot at a time.
+pub struct Iterators {
+    pub(super) tasks: OwnedFd,
+    /// Only where the program behind `tasks` cannot walk fd tables itself.
+    pub(super) task_files: Option<OwnedFd>,
+    pub(super) mappings: Optional,
+    pub(super) sockets: Optional,
+    pub(super) driver_pins: Optional,
+    pub(super) ring_tables: Optional,
+    rings: RingAccess,
+    ring_operations: u64,
+    holds: RingBuf<MapData>,
+    control: Array<MapData, ControlPod>,
+    wanted: HashMap<MapData, u32, u8>,
+    carriers: HashMap<MapData, u64, u8>,
+    subjects: Array<MapData, u64>,
+    _ebpf: Ebpf,
+}
+
+impl std::fmt::Debug for Iterators {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Iterators")
+            .field("mappings", &self.mappings)
+            .field("sockets", &self.sockets)
+            .field("rings", &self.rings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Iterators {
+    /// Loads the programs into the running kernel: needs CAP_BPF and CAP_PERFMON (or root), BTF, and Linux 5.8.
+    pub fn load(btf: &Btf) -> Result<Self, ProbeError> {
+        if OBJECT.is_empty() {
+            return Err(ProbeError::NoObject);
+        }
+        let layout = layout::resolve(btf)?;
+        let kernel = AyaBtf::from_sys_fs().map_err(|error| ProbeError::Load(error.into()))?;
+        let mut ebpf = EbpfLoader::new()
+            .btf(Some(&kernel))
+            .override_global("KERNEL", layout.as_bytes(), true)
+            .load(OBJECT)
+            .map_err(ProbeError::Load)?;
+
+        let walk = link(&mut ebpf, "iter_tasks", "task", &kernel);
+        if let Err(error) = &walk {
+            tracing::debug!(?error, "fd tables cannot be walked; falling back to iter/task_file");
+        }
+        let (tasks, task_files) = match walk {
+            Ok(tasks) => (tasks, None),
+            Err(error) if error.is_denied() => return Err(error),
+            Err(_) => (
+                link(&mut ebpf, "iter_tasks_only", "task", &kernel)?,
+                Some(link(&mut ebpf, "iter_task_files", "task_file", &kernel)?),
+            ),
+        };
+        let mappings = link(&mut ebpf, "iter_mappings", "task_vma", &kernel)
+            .or_else(|_| link(&mut ebpf, "iter_mappings_only", "task_vma", &kernel))
+            .map_err(|error| error.to_string());
+        let sockets = link(&mut ebpf, "iter_sockets", "unix", &kernel).map_err(|error| error.to_string());
+        let driver_pins =
+            link(&mut ebpf, "iter_driver_pins", "task", &kernel).map_err(|error| error.to_string());
+        let ring_tables = link(&mut ebpf, "iter_rings", "task", &kernel).map_err(|error| error.to_string());
+
+        let mut iterators = Self {
+            tasks,
+            task_files,
+            mappings,
+            sockets,
+            driver_pins,
+            ring_tables,
+            rings: RingAccess::NotThere,
+            ring_operations: 0,
+            holds: RingBuf::try_from(take(&mut ebpf, "HOLDS")?).map_err(on("HOLDS"))?,
+            control: Array::try_from(take(&mut ebpf, "CONTROL")?).map_err(on("CONTROL"))?,
+            wanted: HashMap::try_from(take(&mut ebpf, "WANTED")?).map_err(on("WANTED"))?,
+            carriers: HashMap::try_from(take(&mut ebpf, "CARRIERS")?).map_err(on("CARRIERS"))?,
+            subjects: Array::try_from(take(&mut ebpf, "SUBJECTS")?).map_err(on("SUBJECTS"))?,
+            _ebpf: ebpf,
+        };
+        iterators.rings = iterators.learn_rings(layout.ring_known != 0)?;
+        Ok(iterators)
+    }
+
+    /// How files registered with io_urings can be found.
+    #[must_use]
+    pub fn rings(&self) -> &RingAccess {
+        &self.rings
+    }
+
+    /// Why mappings cannot be seen, if they cannot.
+    #[must_use]
+    pub fn mappings_refused(&self) -> Option<&str> {
+        self.mappings.as_ref().err().map(String::as_str)
+    }
+
+    /// Why descriptors in flight cannot be seen, if they cannot.
+    #[must_use]
+    pub fn sockets_refused(&self) -> Option<&str> {
+        self.sockets.as_ref().err().map(String::as_str)
+    }
+
+    /// Are fd tables walked without taking references (5.17+)?
+    #[must_use]
+    pub fn walks_tables(&self) -> bool {
+        self.task_files.is_none()
+    }
+
+    /// Makes a ring, lets the task program read its `f_op`, and forgets it again.
+    fn learn_rings(&mut self, known: bool) -> Result<RingAccess, ProbeError> {
+        if self.task_files.is_some() {
+            return Ok(RingAccess::Unknown("needs Linux 5.17 or later".into()));
+        }
+        let operations = match ring::create() {
+            Ok(ring) => {
+                self.start(mode::LEARN_RING, |control| {
+                    control.learn_tgid = std::process::id();
+                    control.learn_fd = ring.as_raw_fd() as u32;
+                })?;
+                let link = self.tasks.try_clone().map_err(ProbeError::Thread)?;
+                self.read_pass("task", sys::open_iterator(link.as_fd())?, &mut Vec::new())?;
+                let control = self.control.get(&0, 0).map_err(on("CONTROL"))?;
+                Some(control.0.ring_fops).filter(|address| *address != 0)
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => return Ok(RingAccess::NotThere),
+            Err(_) => None,
+        };
+        match operations.or_else(ring::operations_from_kallsyms) {
+            Some(address) => {
+                self.ring_operations = address;
+                Ok(if known { RingAccess::Walk } else { RingAccess::Fdinfo })
+            }
+            None => Ok(RingAccess::Unknown(
+                "io_uring is disabled for this process and /proc/kallsyms hides its address".into(),
+            )),
+        }
+    }
+
+    /// Tells the programs which device numbers to report: at least those that count.
+    pub(super) fn want(&mut self, devices: &DeviceTable) -> Result<(), ProbeError> {
+        let keys: HashSet<u32> = devices
+            .ranges
+            .iter()
+            .flat_map(|range| {
+                let major = range.major << 20;
+                if range.last - range.first < MAX_MINORS {
+                    (major | range.first)..=(major | range.last)
+                } else {
+                    (major | EVERY_MINOR)..=(major | EVERY_MINOR)
+                }
+            })
+            .collect();
+        let stale: Vec<u32> =
+            self.wanted.keys().filter_map(Result::ok).filter(|key| !keys.contains(key)).collect();
+        for key in stale {
+            self.wanted.remove(&key).map_err(on("WANTED"))?;
+        }
+        keys.iter().try_for_each(|key| self.wanted.insert(key, 1, 0)).map_err(on("WANTED"))
+    }
+
+    /// Prepares the control block for a pass.
+    pub(super) fn start(&mut self, mode: u32, adjust: impl FnOnce(&mut Control)) -> Result<(), ProbeError> {
+        let mut control = Control { mode, ring_fops: self.ring_operations, ..Control::default() };
+        adjust(&mut control);
+        self.control.set(0, ControlPod(control), 0).map_err(on("CONTROL"))
+    }
+
+    /// Queues that were longer than the programs follow, in the pass just made.
+    pub(super) fn truncated(&self) -> Result<u64, ProbeError> {
+        Ok(self.control.get(&0, 0).map_err(on("CONTROL"))?.0.truncated)
+    }
+
+    /// Names the files whose holders the next pass in [`mode::CARRIERS`] is to find; returns how many did not fit.
+    pub(super) fn set_carriers(&mut self, files: impl Iterator<Item = u64>) -> Result<usize, ProbeError> {
+        let old: Vec<u64> = self.carriers.keys().filter_map(Result::ok).collect();
+        for key in old {
+            // Another snapshot's leftovers; gone is as good as removed.
+            let _ = self.carriers.remove(&key);
+        }
+        Ok(files.filter(|file| self.carriers.insert(file, 1, 0).is_err()).count())
+    }
+
+    /// Gives each of `files` to a program that looks at one file per run.
+    pub(super) fn look_closer(
+        &mut self,
+        link: &OwnedFd,
+        files: &[u64],
+        holds: &mut Vec<HoldRecord>,
+    ) -> Result<(), ProbeError> {
+        for chunk in files.chunks(MAX_SUBJECTS as usize) {
+            for (index, file) in chunk.iter().enumerate() {
+                self.subjects.set(index as u32, file, 0).map_err(on("SUBJECTS"))?;
+            }
+            self.start(mode::DEVICES, |control| control.subjects = chunk.len() as u32)?;
+            let mut done = 0;
+            // One pass has as many runs as the host has tasks.
+            while done < chunk.len() as u32 {
+                self.read_pass("task", sys::open_iterator(link.as_fd())?, holds)?;
+                let now = self.control.get(&0, 0).map_err(on("CONTROL"))?.0.subject;
+                if now == done {
+                    return Err(ProbeError::Overflow { iterator: "task" });
+                }
+                done = now;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads an iterator that cannot block to its end; holds are appended, the sequence file's bytes returned.
+    pub(super) fn read_pass(
+        &mut self,
+        iterator: &'static str,
+        mut file: File,
+        holds: &mut Vec<HoldRecord>,
+    ) -> Result<Vec<u8>, ProbeError> {
+        let mut bytes = Vec::new();
+        let mut buffer = vec![0; READ];
+        let mut patience = PATIENCE;
+        loop {
+            match file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => bytes.extend_from_slice(&buffer[..read]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    patience = patience.checked_sub(1).ok_or(ProbeError::Overflow { iterator })?;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(source) => {
+                    return Err(sys::SyscallError { call: "read of a BPF iterator", source }.into());
+                }
+            }
+            if self.drain(holds)? > 0 {
+                patience = PATIENCE;
+            }
+        }
+        self.drain(holds)?;
+        Ok(bytes)
+    }
+
+    /// Reads iterators that may block in the kernel, in a thread of its own, until the deadline.
+    ///
+    /// `open` runs in that thread and gives one iterator after the other. When the deadline passes the thread is left
+    /// behind: it waits killably and ends with the process.
+    pub(super) fn read_passes_until(
+        &mut self,
+        iterator: &'static str,
+        within: Duration,
+        open: impl FnMut() -> Option<io::Result<File>> + Send + 'static,
+        holds: &mut Vec<HoldRecord>,
+    ) -> Result<Vec<io::Error>, ProbeError> {
+        let deadline = Instant::now() + within;
+        let (sender, receiver) = sync_channel(0);
+        thread::Builder::new()
+            .name(format!("{iterator}-reader"))
+            .spawn(move || read_all(open, &sender))
+            .map_err(ProbeError::Thread)?;
+        let mut refused = Vec::new();
+        let mut patience = PATIENCE;
+        loop {
+            let message = receiver.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+            let drained = self.drain(holds)?;
+            match message {
+                Ok(Progress::Moved) => patience = PATIENCE,
+                Ok(Progress::RingFull) if drained > 0 => patience = PATIENCE,
+                Ok(Progress::RingFull) => {
+                    patience = patience.checked_sub(1).ok_or(ProbeError::Overflow { iterator })?;
+                }
+                Ok(Progress::Refused(error)) => refused.push(error),
+                Ok(Progress::Failed(source)) => {
+                    return Err(sys::SyscallError { call: "read of a BPF iterator", source }.into());
+                }
+                Err(RecvTimeoutError::Disconnected) => return Ok(refused),
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(ProbeError::Hung { iterator, seconds: within.as_secs() });
+                }
+            }
+        }
+    }
+
+    fn drain(&mut self, holds: &mut Vec<HoldRecord>) -> Result<usize, ProbeError> {
+        let before = holds.len();
+        while let Some(item) = self.holds.next() {
+            let record =
+                HoldRecord::read_from_bytes(&item).ok().filter(|record| record.header.layout == LAYOUT);
+            match record {
+                Some(record) => holds.push(record),
+                None => return Err(foreign(&item)),
+            }
+        }
+        Ok(holds.len() - before)
+    }
+}
+
+/// The error for a record that is not one of ours.
+pub(super) fn foreign(bytes: &[u8]) -> ProbeError {
+    let header = Header::read_from_prefix(bytes).map_or(Header { kind: 0, layout: 0 }, |(header, _)| header);
+    ProbeError::Record { kind: header.kind, layout: header.layout }
+}
+
+enum Progress {
+    Moved,
+    RingFull,
+    Refused(io::Error),
+    Failed(io::Error),
+}
+
+fn read_all(mut open: impl FnMut() -> Option<io::Result<File>>, sender: &SyncSender<Progress>) {
+    let mut buffer = vec![0; READ];
+    while let Some(opened) = open() {
+        let mut file = match opened {
+            Ok(file) => file,
+            Err(error) => {
+                if sender.send(Progress::Refused(error)).is_err() {
+                    return;
+                }
+                continue;
+            }
+        };
+        loop {
+            let progress = match file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(_) => Progress::Moved,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => Progress::RingFull,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => Progress::Failed(error),
+            };
+            let failed = matches!(progress, Progress::Failed(_));
+            if sender.send(progress).is_err() || failed {
+                return;
+            }
+        }
+    }
+}
+
+fn link(
+    ebpf: &mut Ebpf,
+    program: &'static str,
+    target: &str,
+    kernel: &AyaBtf,
+) -> Result<OwnedFd, ProbeError> {
+    let refused = |source| ProbeError::Program { program, source };
+    let iterator: &mut Iter =
+        ebpf.program_mut(program).ok_or(ProbeError::Incompatible(program))?.try_into().map_err(refused)?;
+    iterator.load(target, kernel).map_err(refused)?;
+    Ok(sys::iterator_link(iterator.fd().map_err(refused)?.as_fd(), None)?)
+}
+
+fn take(ebpf: &mut Ebpf, map: &'static str) -> Result<aya::maps::Map, ProbeError> {
+    ebpf.take_map(map).ok_or(ProbeError::Incompatible(map))
+}
+
+fn on(map: &'static str) -> impl Fn(aya::maps::MapError) -> ProbeError {
+    move |source| ProbeError::Map { map, source }
+}

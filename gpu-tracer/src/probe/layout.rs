@@ -1,0 +1,139 @@
+//! Resolves [`KernelLayout`] from the running kernel's BTF.
+
+use gpu_tracer_common::layout::{ABSENT, KernelLayout};
+
+use crate::kernel::btf::{Btf, BtfError};
+
+/// A field that no kernel we know of lacks is missing.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "this kernel's BTF has no {structure}.{path} ({source}); the kernel is too old or too new for this program"
+)]
+pub struct LayoutError {
+    structure: &'static str,
+    path: &'static str,
+    #[source]
+    source: BtfError,
+}
+
+/// Offsets on the kernel that `btf` describes.
+///
+/// Fields that moved or were renamed are tried under each of their names, newest first.
+pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
+    let must = |structure: &'static str, path: &'static str| {
+        btf.field(structure, path).map(|field| field.offset).map_err(|source| LayoutError {
+            structure,
+            path,
+            source,
+        })
+    };
+    let may = |structure, path| must(structure, path).unwrap_or(ABSENT);
+    let either = |structure, newer, older| must(structure, newer).or_else(|_| must(structure, older));
+    let ring = ring(btf);
+    Ok(KernelLayout {
+        task_tgid: must("task_struct", "tgid")?,
+        task_pid: must("task_struct", "pid")?,
+        task_state: either("task_struct", "__state", "state")?,
+        task_exit_state: must("task_struct", "exit_state")?,
+        task_flags: must("task_struct", "flags")?,
+        task_jobctl: must("task_struct", "jobctl")?,
+        task_start_boottime: either("task_struct", "start_boottime", "real_start_time")?,
+        task_real_parent: must("task_struct", "real_parent")?,
+        task_group_leader: must("task_struct", "group_leader")?,
+        task_real_cred: must("task_struct", "real_cred")?,
+        task_comm: must("task_struct", "comm")?,
+        task_files: must("task_struct", "files")?,
+        task_mm: must("task_struct", "mm")?,
+        task_nsproxy: must("task_struct", "nsproxy")?,
+        task_thread_pid: must("task_struct", "thread_pid")?,
+        task_signal: must("task_struct", "signal")?,
+        task_pending_signal: must("task_struct", "pending.signal")?,
+        signal_shared_pending_signal: must("signal_struct", "shared_pending.signal")?,
+        signal_flags: must("signal_struct", "flags")?,
+        signal_core_state: may("signal_struct", "core_state"),
+        mm_core_state: may("mm_struct", "core_state"),
+        cred_uid: must("cred", "uid")?,
+        pid_level: must("pid", "level")?,
+        pid_numbers: must("pid", "numbers")?,
+        upid_nr: must("upid", "nr")?,
+        upid_ns: must("upid", "ns")?,
+        upid_size: btf.size_of("upid").unwrap_or(16),
+        pid_ns_inum: must("pid_namespace", "ns.inum")?,
+        nsproxy_net_ns: must("nsproxy", "net_ns")?,
+        net_inum: must("net", "ns.inum")?,
+        files_fdt: must("files_struct", "fdt")?,
+        fdtable_max_fds: must("fdtable", "max_fds")?,
+        fdtable_fd: must("fdtable", "fd")?,
+        fdtable_open_fds: must("fdtable", "open_fds")?,
+        file_inode: must("file", "f_inode")?,
+        file_op: must("file", "f_op")?,
+        file_mode: must("file", "f_mode")?,
+        file_private_data: must("file", "private_data")?,
+        file_count: may("file", "f_count"),
+        file_ref: may("file", "f_ref"),
+        inode_mode: must("inode", "i_mode")?,
+        inode_rdev: must("inode", "i_rdev")?,
+        inode_ino: must("inode", "i_ino")?,
+        vma_file: must("vm_area_struct", "vm_file")?,
+        vma_start: must("vm_area_struct", "vm_start")?,
+        vma_end: must("vm_area_struct", "vm_end")?,
+        vma_mm: must("vm_area_struct", "vm_mm")?,
+        sock_state: must("sock", "__sk_common.skc_state")?,
+        sock_socket: must("sock", "sk_socket")?,
+        sock_receive_queue_next: must("sock", "sk_receive_queue.next")?,
+        sock_receive_queue: must("sock", "sk_receive_queue")?,
+        socket_file: must("socket", "file")?,
+        unix_nr_fds: may("unix_sock", "scm_stat.nr_fds"),
+        skb_next: must("sk_buff", "next")?,
+        skb_sk: must("sk_buff", "sk")?,
+        skb_unix_fp: must("sk_buff", "cb")? + must("unix_skb_parms", "fp")?,
+        fp_count: must("scm_fp_list", "count")?,
+        fp_files: must("scm_fp_list", "fp")?,
+        ring_nr_files: ring.count,
+        ring_files: ring.table,
+        ring_node_file: ring.node_file,
+        ring_known: u32::from(ring.count != ABSENT && ring.table != ABSENT),
+    })
+}
+
+struct Ring {
+    count: u32,
+    table: u32,
+    node_file: u32,
+}
+
+/// The file table of an io_uring: pointers to nodes since 6.13, tagged file pointers before.
+fn ring(btf: &Btf) -> Ring {
+    let at = |structure, path| btf.field(structure, path).map_or(ABSENT, |field| field.offset);
+    let newer = Ring {
+        count: at("io_ring_ctx", "file_table.data.nr"),
+        table: at("io_ring_ctx", "file_table.data.nodes"),
+        node_file: at("io_rsrc_node", "file_ptr"),
+    };
+    if newer.count != ABSENT && newer.node_file != ABSENT {
+        return newer;
+    }
+    // A table of anything but one pointer per slot would be misread.
+    let flat = btf.size_of("io_fixed_file").is_ok_and(|size| size == 8);
+    let table = if flat { at("io_ring_ctx", "file_table.files") } else { ABSENT };
+    Ring { count: at("io_ring_ctx", "nr_user_files"), table, node_file: ABSENT }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_of_the_running_kernel_is_found() {
+        let Ok(btf) = Btf::read("/sys/kernel/btf/vmlinux") else {
+            eprintln!("no BTF on this kernel: nothing to test");
+            return;
+        };
+        let layout = resolve(&btf).expect("layout");
+        assert!(
+            layout.file_count != ABSENT || layout.file_ref != ABSENT,
+            "a file has a count under one of its names: {layout:?}"
+        );
+        assert_ne!(layout.task_tgid, layout.task_pid);
+    }
+}

@@ -1,0 +1,313 @@
+//! One snapshot: the passes in order, and their records turned into the model.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    os::fd::AsFd,
+    time::Duration,
+};
+
+use gpu_tracer_common::{
+    LAYOUT,
+    snapshot::{
+        FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_DRIVER_PIN, HOLD_FD, HOLD_IN_FLIGHT, HOLD_IO_URING,
+        HOLD_MAP, HOLD_UNACCEPTED, HoldRecord, TaskRecord, mode, task_bits,
+    },
+};
+use zerocopy::FromBytes;
+
+use super::{
+    Iterators, ProbeError,
+    iterators::{RingAccess, foreign},
+    netns, sys,
+};
+use crate::kernel::boot_now;
+use crate::model::{
+    DeviceNumber, DeviceTable, FileKey, Missing, MmKey, OpenFile, RawText, Reference, Snapshot, TableKey,
+    Task, TaskState, Via, snapshot::Source,
+};
+
+const PF_EXITING: u32 = 0x4;
+const PF_KTHREAD: u32 = 0x20_0000;
+
+impl Iterators {
+    /// Looks at everything once. Passes that might block in the kernel get `within` each.
+    pub fn snapshot(&mut self, devices: &DeviceTable, within: Duration) -> Result<Snapshot, ProbeError> {
+        let taken_ns = boot_now();
+        let mut missing = Vec::new();
+        let mut holds = Vec::new();
+        self.want(devices)?;
+        let tasks = self.pass_tasks(&mut holds, within)?;
+        self.pass_mappings(&mut holds, &mut missing, within)?;
+        self.pass_sockets(&tasks, &mut holds, &mut missing, within)?;
+        self.pass_rings(&mut holds, &mut missing)?;
+        self.pass_carriers(&mut holds, &mut missing)?;
+        self.pass_driver_pins(&mut holds)?;
+        let (files, references) = assemble(&holds, devices, self.task_files.is_some());
+        Ok(Snapshot { taken_ns, source: Source::Iterators, tasks, files, references, missing })
+    }
+
+    fn pass_tasks(&mut self, holds: &mut Vec<HoldRecord>, within: Duration) -> Result<Vec<Task>, ProbeError> {
+        self.start(mode::DEVICES, |_| ())?;
+        let file = sys::open_iterator(self.tasks.as_fd())?;
+        let bytes = self.read_pass("task", file, holds)?;
+        if let Some(link) = &self.task_files {
+            let mut opened = Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other));
+            self.read_passes_until("task_file", within, move || opened.take(), holds)?;
+        }
+        bytes
+            .chunks_exact(size_of::<TaskRecord>())
+            .map(|chunk| {
+                TaskRecord::read_from_bytes(chunk)
+                    .ok()
+                    .filter(|record| record.header.layout == LAYOUT)
+                    .map(|record| task(&record))
+                    .ok_or_else(|| foreign(chunk))
+            })
+            .collect()
+    }
+
+    fn pass_mappings(
+        &mut self,
+        holds: &mut Vec<HoldRecord>,
+        missing: &mut Vec<Missing>,
+        within: Duration,
+    ) -> Result<(), ProbeError> {
+        let link = match &self.mappings {
+            Ok(link) => link.try_clone().map_err(ProbeError::Thread)?,
+            Err(why) => {
+                missing.push(Missing {
+                    what: "mappings",
+                    why: format!("mappings without a descriptor cannot be seen: {why}"),
+                });
+                return Ok(());
+            }
+        };
+        let mut opened = Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other));
+        match self.read_passes_until("task_vma", within, move || opened.take(), holds) {
+            Ok(_) => Ok(()),
+            Err(error @ (ProbeError::Hung { .. } | ProbeError::Overflow { .. })) => {
+                missing.push(Missing { what: "mappings", why: error.to_string() });
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn pass_sockets(
+        &mut self,
+        tasks: &[Task],
+        holds: &mut Vec<HoldRecord>,
+        missing: &mut Vec<Missing>,
+        within: Duration,
+    ) -> Result<(), ProbeError> {
+        let link = match &self.sockets {
+            Ok(link) => link.try_clone().map_err(ProbeError::Thread)?,
+            Err(why) => {
+                missing.push(Missing {
+                    what: "in-flight",
+                    why: format!("descriptors queued in sockets cannot be seen: {why}"),
+                });
+                return Ok(());
+            }
+        };
+        let mut namespaces = netns::of_tasks(tasks).into_iter();
+        let open = move || {
+            let namespace = namespaces.next()?;
+            Some(
+                namespace
+                    .enter()
+                    .map_err(|error| {
+                        io::Error::new(
+                            error.kind(),
+                            format!("network namespace {}: {error}", namespace.inode),
+                        )
+                    })
+                    .and_then(|()| sys::open_iterator(link.as_fd()).map_err(io::Error::other)),
+            )
+        };
+        match self.read_passes_until("unix", within, open, holds) {
+            Ok(refused) => missing.extend(refused.into_iter().map(|error| Missing {
+                what: "in-flight",
+                why: format!("descriptors queued in sockets cannot be seen in {error}"),
+            })),
+            Err(error @ (ProbeError::Hung { .. } | ProbeError::Overflow { .. })) => {
+                missing.push(Missing { what: "in-flight", why: error.to_string() });
+            }
+            Err(error) => return Err(error),
+        }
+        let truncated = self.truncated()?;
+        if truncated > 0 {
+            missing.push(Missing {
+                what: "in-flight",
+                why: format!("{truncated} socket queues are longer than can be followed"),
+            });
+        }
+        Ok(())
+    }
+
+    /// Who has the sockets in which device files were found?
+    fn pass_carriers(
+        &mut self,
+        holds: &mut Vec<HoldRecord>,
+        missing: &mut Vec<Missing>,
+    ) -> Result<(), ProbeError> {
+        let in_flight = |hold: &&HoldRecord| matches!(hold.header.kind, HOLD_IN_FLIGHT | HOLD_UNACCEPTED);
+        if !holds.iter().any(|hold| hold.header.kind == HOLD_IN_FLIGHT && hold.file_kind != FILE_SOCKET) {
+            return Ok(());
+        }
+        let sockets: HashSet<u64> = holds.iter().filter(in_flight).map(|hold| hold.by).collect();
+        let left_out = self.set_carriers(sockets.into_iter())?;
+        if left_out > 0 {
+            missing.push(Missing {
+                what: "in-flight",
+                why: format!("owners of {left_out} sockets with descriptors in flight were not looked for"),
+            });
+        }
+        self.start(mode::CARRIERS, |_| ())?;
+        let file = sys::open_iterator(self.tasks.as_fd())?;
+        self.read_pass("task", file, holds)?;
+        Ok(())
+    }
+
+    /// What do the io_urings hold that were found?
+    fn pass_rings(
+        &mut self,
+        holds: &mut Vec<HoldRecord>,
+        missing: &mut Vec<Missing>,
+    ) -> Result<(), ProbeError> {
+        let rings = distinct(holds, FILE_RING);
+        let why = match (self.rings(), &self.ring_tables) {
+            (RingAccess::NotThere, _) => return Ok(()),
+            (RingAccess::Unknown(why), _) => format!("files registered with io_urings cannot be seen: {why}"),
+            _ if rings.is_empty() => return Ok(()),
+            (RingAccess::Walk, Ok(link)) => {
+                let link = link.try_clone().map_err(ProbeError::Thread)?;
+                return self.look_closer(&link, &rings, holds);
+            }
+            (RingAccess::Fdinfo, _) => "the file table of io_urings cannot be read on this kernel".to_owned(),
+            (RingAccess::Walk, Err(why)) => format!("files registered with io_urings cannot be seen: {why}"),
+        };
+        missing.push(Missing { what: "io_uring", why });
+        Ok(())
+    }
+
+    /// Which files does the driver hold on behalf of those found? Without this they stay unexplained, so it is no gap.
+    fn pass_driver_pins(&mut self, holds: &mut Vec<HoldRecord>) -> Result<(), ProbeError> {
+        let files = distinct(holds, FILE_DEVICE);
+        match &self.driver_pins {
+            Ok(link) if !files.is_empty() => {
+                let link = link.try_clone().map_err(ProbeError::Thread)?;
+                self.look_closer(&link, &files, holds)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Files of one kind, each once.
+fn distinct(holds: &[HoldRecord], kind: u32) -> Vec<u64> {
+    let files: HashSet<u64> =
+        holds.iter().filter(|hold| hold.file_kind == kind).map(|hold| hold.file).collect();
+    files.into_iter().collect()
+}
+
+/// Records to files and references, each once: passes may repeat a record, and threads repeat each other.
+fn assemble(
+    holds: &[HoldRecord],
+    devices: &DeviceTable,
+    counted_by_iterator: bool,
+) -> (Vec<OpenFile>, Vec<Reference>) {
+    let mut files: HashMap<u64, OpenFile> = HashMap::new();
+    let mut references = HashSet::with_capacity(holds.len());
+    for hold in holds {
+        let key = FileKey(hold.file);
+        if hold.file_kind == FILE_DEVICE {
+            // `iter/task_file` holds a reference of its own while its program looks.
+            let own = u64::from(counted_by_iterator && hold.header.kind == HOLD_FD);
+            let count = (hold.count != u64::MAX).then(|| hold.count.saturating_sub(own));
+            let device = DeviceNumber::from_kernel(hold.rdev);
+            // The programs report whole majors where a range is long.
+            if devices.identify(device).is_none() {
+                continue;
+            }
+            files.insert(hold.file, OpenFile { key, device, count });
+        }
+        if let Some(via) = via(hold) {
+            references.insert(Reference { file: key, via });
+        }
+    }
+    (files.into_values().collect(), references.into_iter().collect())
+}
+
+fn via(hold: &HoldRecord) -> Option<Via> {
+    Some(match hold.header.kind {
+        HOLD_FD => Via::Fd { table: TableKey(hold.by), fd: u32::try_from(hold.at).ok()? },
+        HOLD_MAP => Via::Map { mm: MmKey(hold.by), start: hold.at, end: hold.end },
+        HOLD_IN_FLIGHT => Via::InFlight { socket: FileKey(hold.by), inode: hold.at, slot: hold.end },
+        HOLD_UNACCEPTED => Via::Unaccepted { listener: FileKey(hold.by) },
+        HOLD_IO_URING => Via::IoUring { ring: FileKey(hold.by), slot: u32::try_from(hold.at).ok()? },
+        HOLD_DRIVER_PIN => Via::DriverPin { by: FileKey(hold.by) },
+        _ => return None,
+    })
+}
+
+fn task(record: &TaskRecord) -> Task {
+    let bit = |bit| record.bits & bit != 0;
+    Task {
+        tgid: record.tgid,
+        tid: record.tid,
+        start_ns: record.start_ns,
+        ppid: record.ppid,
+        uid: record.uid,
+        comm: RawText::from_c_field(&record.comm),
+        state: state(record),
+        exiting: record.flags & PF_EXITING != 0,
+        sigkill_pending: bit(task_bits::SIGKILL_PENDING)
+            || (bit(task_bits::GROUP_EXIT) && record.flags & PF_EXITING == 0),
+        kernel_thread: record.flags & PF_KTHREAD != 0,
+        frozen: bit(task_bits::FROZEN),
+        dumping_core: bit(task_bits::DUMPING_CORE),
+        tgid_in_ns: record.tgid_in_ns,
+        pid_ns: record.pid_ns,
+        net_ns: record.net_ns,
+        table: (record.files != 0).then_some(TableKey(record.files)),
+        mm: (record.mm != 0).then_some(MmKey(record.mm)),
+    }
+}
+
+/// The letter that `ps` prints (`fs/proc/array.c`, `include/linux/sched.h`).
+fn state(record: &TaskRecord) -> TaskState {
+    const EXIT_DEAD: u32 = 0x10;
+    const EXIT_ZOMBIE: u32 = 0x20;
+    const TASK_UNINTERRUPTIBLE: u32 = 0x2;
+    const TASK_NOLOAD: u32 = 0x400;
+    const TASK_RTLOCK_WAIT: u32 = 0x1000;
+    const TASK_FROZEN: u32 = 0x8000;
+    if record.exit_state & EXIT_ZOMBIE != 0 {
+        return TaskState::Zombie;
+    }
+    if record.exit_state & EXIT_DEAD != 0 {
+        return TaskState::Dead;
+    }
+    let state = record.state;
+    if state == 0 {
+        TaskState::Running
+    } else if state & (TASK_UNINTERRUPTIBLE | TASK_NOLOAD) == TASK_UNINTERRUPTIBLE | TASK_NOLOAD {
+        TaskState::Idle
+    } else if state & (TASK_UNINTERRUPTIBLE | TASK_RTLOCK_WAIT | TASK_FROZEN) != 0 {
+        TaskState::Uninterruptible
+    } else if state & 0x1 != 0 {
+        TaskState::Sleeping
+    } else if state & 0x4 != 0 {
+        TaskState::Stopped
+    } else if state & 0x8 != 0 {
+        TaskState::Traced
+    } else if state & 0x40 != 0 {
+        TaskState::Parked
+    } else if state & 0x80 != 0 {
+        TaskState::Dead
+    } else {
+        TaskState::Other
+    }
+}
