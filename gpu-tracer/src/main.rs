@@ -2,24 +2,29 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
+use gpu_tracer::answer;
 use gpu_tracer::cli::{self, Answers, Question};
+use gpu_tracer::gpu::helper::{HELPER_ARGUMENT, helper_main};
 use gpu_tracer::model::doctor::DoctorReport;
 use gpu_tracer::model::report::Report;
 
 fn main() -> ExitCode {
-    cli::main(&Unanswered)
+    // Before anything else: the helper is this program, and must be nothing but the helper.
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == HELPER_ARGUMENT) {
+        return helper_main();
+    }
+    cli::main(&Live)
 }
 
-/// Until `answer` is there: says so, with the status of an error.
-struct Unanswered;
+/// Answers from the running host.
+struct Live;
 
-impl Answers for Unanswered {
-    fn holders(&self, _: &Question) -> anyhow::Result<Report> {
-        bail!("this build cannot look at devices")
+impl Answers for Live {
+    fn holders(&self, question: &Question) -> anyhow::Result<Report> {
+        answer::holders(question)
     }
 
-    fn doctor(&self, _: &Question) -> anyhow::Result<DoctorReport> {
-        bail!("this build cannot look at this host")
+    fn doctor(&self, question: &Question) -> anyhow::Result<DoctorReport> {
+        answer::doctor(question)
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::look::Looked;
 use crate::diagnose::{self, Evidence};
-use crate::gpu::NvmlAnswer;
+use crate::gpu::claims::NvmlAnswer;
 use crate::kernel::{self, Clock, Devices};
 use crate::ledger::{FileView, HolderView};
 use crate::model::report::{
@@ -59,7 +59,8 @@ fn coverage(looked: &Looked, files: &[FileReport], devices: &Devices) -> Coverag
     if devices.table.is_empty() {
         missing.push(MissingReport {
             what: "devices".to_owned(),
-            why: "this host has no GPU device in /proc/devices; name one with --device MAJOR:MINOR=NAME".to_owned(),
+            why: "this host has no GPU device in /proc/devices; name one with --device MAJOR:MINOR=NAME"
+                .to_owned(),
         });
     }
     missing.sort();
@@ -115,18 +116,11 @@ fn device_name(devices: &Devices, number: DeviceNumber) -> String {
     devices.table.identify(number).map_or_else(|| number.to_string(), |device| device.name)
 }
 
-fn holder(
-    view: &HolderView,
-    looked: &Looked,
-    devices: &Devices,
-    nvml: &NvmlAnswer,
-    clock: &Clock,
-) -> Holder {
+fn holder(view: &HolderView, looked: &Looked, devices: &Devices, nvml: &NvmlAnswer, clock: &Clock) -> Holder {
     let carrier = &view.carrier;
     // The address space of a task that is exiting or in D state must not be read: the read could hang as well.
     let blocked = carrier.exiting || carrier.state == TaskState::Uninterruptible;
-    let options =
-        FactOptions { mm: if blocked { MmReadable::No } else { MmReadable::Yes }, stack: true };
+    let options = FactOptions { mm: if blocked { MmReadable::No } else { MmReadable::Yes }, stack: true };
     // It may have gone since: then the kernel's own facts are all there is.
     let facts = ProcFs::host().facts(view.process.tgid, carrier.tid, options).ok();
     let held = held_devices(view, devices);
@@ -201,10 +195,8 @@ fn held_memory(view: &HolderView, nvml: &NvmlAnswer) -> Vec<HeldMemory> {
             }
         }
     }
-    let mut memory: Vec<HeldMemory> = by_gpu
-        .into_iter()
-        .map(|(gpu, mib)| HeldMemory { gpu, mib, source: "nvml".to_owned() })
-        .collect();
+    let mut memory: Vec<HeldMemory> =
+        by_gpu.into_iter().map(|(gpu, mib)| HeldMemory { gpu, mib, source: "nvml".to_owned() }).collect();
     memory.sort_by_key(|memory| memory.gpu);
     memory
 }

@@ -52,7 +52,7 @@ impl Looker {
     pub(crate) fn look(&mut self, devices: &DeviceTable, ours: Option<u32>) -> Result<Looked, ProbeError> {
         match self {
             Self::Iterators(iterators) => {
-                let mut take = || {
+                let mut take = || -> Result<Snapshot, ProbeError> {
                     let mut snapshot = iterators.snapshot(devices, PASS_DEADLINE)?;
                     ours.into_iter().for_each(|pid| snapshot.forget_process(pid));
                     Ok(snapshot)

@@ -12,12 +12,12 @@ mod screen;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+pub use crate::answer::Question;
 use crate::kernel::devices::ExtraDevice;
 use crate::model::ExitStatus;
 use crate::model::doctor::DoctorReport;
@@ -42,19 +42,6 @@ pub trait Answers {
     /// # Errors
     /// Whatever keeps an answer from being given at all. What does not work is no error: it stands in the report.
     fn doctor(&self, question: &Question) -> anyhow::Result<DoctorReport>;
-}
-
-/// What is asked, as written on the command line.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Question {
-    /// GPUs and devices, see [`crate::gpu::selector`]; none means all.
-    pub selectors: Vec<String>,
-    /// Devices that are to count as GPUs.
-    pub devices: Vec<ExtraDevice>,
-    /// Where to ask the daemon; `None` means where it usually listens.
-    pub socket: Option<PathBuf>,
-    /// Do not ask the daemon.
-    pub standalone: bool,
 }
 
 /// Who still holds this GPU, and what will make them let go

@@ -162,7 +162,7 @@ fn condition(summary: &Summary<'_>, holders: impl Iterator<Item = usize> + Clone
 /// What was asked about.
 fn asked(summary: &Summary<'_>) -> String {
     let gpus: Vec<u32> = summary.report.gpus.iter().map(|gpu| gpu.index).collect();
-    if gpus.is_empty() { "any GPU device".to_owned() } else { gpu_list(&gpus) }
+    if gpus.is_empty() { "any of the devices asked about".to_owned() } else { gpu_list(&gpus) }
 }
 
 fn gpu_list(gpus: &[u32]) -> String {
