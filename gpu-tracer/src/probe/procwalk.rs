@@ -29,9 +29,9 @@ mod programs;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub use node::device_at;
@@ -49,7 +49,7 @@ use visit::Visit;
 const COMPARING: Duration = Duration::from_secs(5);
 
 /// What every visit of one walk needs to know.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Site {
     /// Where `/proc` is.
     root: std::path::PathBuf,
@@ -63,6 +63,8 @@ struct Site {
     mount_ns: Option<u32>,
     /// Device number of the file system behind anonymous shared memory, which has no device nodes.
     shmem: Option<(u32, u32)>,
+    /// Mapped inodes that turned out to be no devices: most processes map the same libraries.
+    ordinary: Mutex<HashSet<((u32, u32), u64)>>,
 }
 
 impl Site {
@@ -79,6 +81,22 @@ impl Site {
             kernel: own_pid == Some(std::process::id()) && own.as_ref().is_some_and(is_procfs),
             mount_ns: node::own_mount_ns(root),
             shmem: node::shmem_device(),
+            ordinary: Mutex::default(),
+        }
+    }
+
+    /// Is this inode known not to be a device?
+    fn is_ordinary(&self, fs: (u32, u32), inode: u64) -> bool {
+        fs.0 != 0 && self.ordinary.lock().is_ok_and(|known| known.contains(&(fs, inode)))
+    }
+
+    /// Remembers that it is none. Only where a file system is a block device of its own, inode numbers are unique:
+    /// with major 0, subvolumes may share a device number and use the same inode numbers for different things.
+    fn note_ordinary(&self, fs: (u32, u32), inode: u64) {
+        if fs.0 != 0
+            && let Ok(mut known) = self.ordinary.lock()
+        {
+            known.insert((fs, inode));
         }
     }
 }

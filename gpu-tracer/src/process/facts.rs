@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::cgroup::{self, Placement};
 use super::patience::within;
-use super::{ProcDir, ProcError, ProcFs, Stat, Status, stack, stat, status};
+use super::{ProcDir, ProcError, ProcFs, Stat, Status, stack, status};
 use crate::model::{RawText, TaskState};
 
 /// Most bytes of a command line that are read.
@@ -98,7 +98,7 @@ pub struct ProcessFacts {
     pub core_dumping: Option<bool>,
     /// Who traces the thread; `None` for nobody.
     pub tracer: Option<u32>,
-    /// Kernel function the thread waits in.
+    /// Kernel function the thread waits in. The kernel tells nobody but the owner and root, and does not say so.
     pub wchan: Option<String>,
     /// Kernel stack of the thread, innermost first; empty if not asked for or not root.
     pub stack: Vec<String>,
@@ -178,7 +178,7 @@ fn task_path(tid: u32) -> PathBuf {
 
 /// `stat` of the task whose directory is `task`.
 pub fn read_stat(task: &ProcDir) -> Result<Stat, ProcError> {
-    let text = task.read("stat", stat::LIMIT)?;
+    let text = task.read_small("stat")?;
     Stat::parse(&text).ok_or_else(|| ProcError::Malformed { path: task.path().join("stat") })
 }
 
