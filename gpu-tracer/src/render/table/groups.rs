@@ -11,7 +11,7 @@ use crate::model::report::Holder;
 const LEAST: usize = 3;
 
 /// PIDs of this width still fit into the column.
-const PIDS_WIDTH: usize = 22;
+const PIDS_WIDTH: usize = 24;
 
 /// Holders of the same executable, user, place, devices, state and reason, in the order in which the first of each came.
 ///

@@ -27,14 +27,7 @@ const COLUMNS: [Column; 13] = [
     Column { title: "WHY", label: "why", place: Place::Movable(2), cap: 60, right: false, free: true },
     Column { title: "HOLDS", label: "holds", place: Place::Movable(10), cap: 72, right: false, free: false },
     Column { title: "WHERE", label: "where", place: Place::Movable(9), cap: 56, right: false, free: true },
-    Column {
-        title: "EXECUTABLE",
-        label: "really",
-        place: Place::Movable(8),
-        cap: 48,
-        right: false,
-        free: true,
-    },
+    Column { title: "EXECUTABLE", label: "exe", place: Place::Movable(8), cap: 48, right: false, free: true },
     Column {
         title: "COMMAND",
         label: "command",
