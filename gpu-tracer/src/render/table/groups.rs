@@ -66,7 +66,8 @@ impl<'a> Key<'a> {
             uid: holder.uid,
             gpus: cells::gpus(holder),
             held: cells::held(holder),
-            state: cells::state(holder),
+            // A worker that sleeps now may run in a millisecond: the same worker.
+            state: cells::state(holder).replacen('R', "S", usize::from(holder.state == "R")),
             why: cells::why(holder),
             place: cells::place(holder),
             sigkill_pending: holder.sigkill_pending,

@@ -84,7 +84,7 @@ fn row(group: &[&Holder], files: &HashMap<u64, &FileReport>, report: &Report, vi
         one(first.tid).into(),
         inside.into(),
         user.into(),
-        Cell { text: cells::state(first), tone },
+        Cell { text: groups::each(group, cells::state), tone },
         memory(group).into(),
         groups::span(&ages, cells::age, "").into(),
         Cell { text: cells::why(first), tone },
