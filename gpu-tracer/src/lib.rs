@@ -5,7 +5,7 @@
 //! want to know about holders and cards, [`diagnose`] says why and what to do, [`answer`] puts it together,
 //! [`render`] prints it.
 
-// pub mod answer;
+pub mod answer;
 pub mod cli;
 pub mod diagnose;
 pub mod gpu;

@@ -15,6 +15,7 @@ mod rustc;
 mod setup;
 mod stage;
 mod test;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -54,6 +55,8 @@ enum Task {
     /// The processes that `bench` measures among.
     #[command(hide = true)]
     Crowd(bench::CrowdArguments),
+    /// Run the tests on the kernels of real distributions, in guests that QEMU emulates.
+    Vm(vm::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -66,12 +69,16 @@ fn main() -> ExitCode {
         Task::Lint => lint::task(&workspace),
         Task::Bench(arguments) => bench::task(&workspace, &arguments),
         Task::Gpu(arguments) => gpu::task(&workspace, &arguments),
+        Task::Vm(arguments) => vm::task(&workspace, &arguments),
         Task::Crowd(arguments) => bench::crowd_task(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {error}");
+            for cause in error.chain().skip(1) {
+                eprintln!("  {}", cause.to_string().replace('\n', "\n  "));
+            }
             ExitCode::FAILURE
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::look::Looked;
 use crate::diagnose::{self, Evidence};
-use crate::gpu::NvmlAnswer;
+use crate::gpu::claims::NvmlAnswer;
 use crate::kernel::{self, Clock, Devices};
 use crate::ledger::{FileView, HolderView};
 use crate::model::report::{
@@ -14,7 +14,7 @@ use crate::model::report::{
 };
 use crate::model::{DeviceNumber, Gpu, ProcessId, TaskState};
 use crate::process::facts::read_stat;
-use crate::process::{FactOptions, MmReadable, ProcFs, ProcessFacts};
+use crate::process::{self, FactOptions, MmReadable, ProcFs, ProcessFacts};
 
 /// The whole report, for all GPUs.
 pub(super) fn report(devices: &Devices, looked: &Looked, nvml: &NvmlAnswer, clock: &Clock) -> Report {
@@ -59,7 +59,8 @@ fn coverage(looked: &Looked, files: &[FileReport], devices: &Devices) -> Coverag
     if devices.table.is_empty() {
         missing.push(MissingReport {
             what: "devices".to_owned(),
-            why: "this host has no GPU device in /proc/devices; name one with --device MAJOR:MINOR=NAME".to_owned(),
+            why: "this host has no GPU device in /proc/devices; name one with --device MAJOR:MINOR=NAME"
+                .to_owned(),
         });
     }
     missing.sort();
@@ -115,20 +116,12 @@ fn device_name(devices: &Devices, number: DeviceNumber) -> String {
     devices.table.identify(number).map_or_else(|| number.to_string(), |device| device.name)
 }
 
-fn holder(
-    view: &HolderView,
-    looked: &Looked,
-    devices: &Devices,
-    nvml: &NvmlAnswer,
-    clock: &Clock,
-) -> Holder {
+fn holder(view: &HolderView, looked: &Looked, devices: &Devices, nvml: &NvmlAnswer, clock: &Clock) -> Holder {
     let carrier = &view.carrier;
     // The address space of a task that is exiting or in D state must not be read: the read could hang as well.
     let blocked = carrier.exiting || carrier.state == TaskState::Uninterruptible;
-    let options =
-        FactOptions { mm: if blocked { MmReadable::No } else { MmReadable::Yes }, stack: true };
-    // It may have gone since: then the kernel's own facts are all there is.
-    let facts = ProcFs::host().facts(view.process.tgid, carrier.tid, options).ok();
+    let options = FactOptions { mm: if blocked { MmReadable::No } else { MmReadable::Yes }, stack: true };
+    let facts = facts_of(view, options);
     let held = held_devices(view, devices);
     let evidence = Evidence {
         carrier,
@@ -170,6 +163,23 @@ fn holder(
     }
 }
 
+/// What `/proc` says of a holder, if it is of this very process that `/proc` speaks.
+///
+/// It may have gone since, another may have its PID, and in a PID namespace of our own `/proc` numbers processes
+/// differently from the kernel: then the kernel's own facts are all there is.
+fn facts_of(view: &HolderView, options: FactOptions) -> Option<ProcessFacts> {
+    let carrier = &view.carrier;
+    let (pid, tid) = if process::namespaces::is_initial_pid() {
+        (carrier.tgid, carrier.tid)
+    } else if carrier.is_leader() {
+        (carrier.tgid_in_ns, carrier.tgid_in_ns)
+    } else {
+        return None;
+    };
+    let facts = ProcFs::host().facts(pid, tid, options).ok()?;
+    view.process.started_in_tick_of(facts.start_ns).then_some(facts)
+}
+
 /// What a holder holds, by device, GPUs first.
 fn held_devices(view: &HolderView, devices: &Devices) -> Vec<HeldDevice> {
     let mut by_device: BTreeMap<DeviceNumber, HeldDevice> = BTreeMap::new();
@@ -201,10 +211,8 @@ fn held_memory(view: &HolderView, nvml: &NvmlAnswer) -> Vec<HeldMemory> {
             }
         }
     }
-    let mut memory: Vec<HeldMemory> = by_gpu
-        .into_iter()
-        .map(|(gpu, mib)| HeldMemory { gpu, mib, source: "nvml".to_owned() })
-        .collect();
+    let mut memory: Vec<HeldMemory> =
+        by_gpu.into_iter().map(|(gpu, mib)| HeldMemory { gpu, mib, source: "nvml".to_owned() }).collect();
     memory.sort_by_key(|memory| memory.gpu);
     memory
 }

@@ -4,6 +4,7 @@
 //! the ledger says who refers to what, [`assemble`] adds what people want to know about those who do.
 
 mod assemble;
+mod doctor;
 mod look;
 mod selected;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
+pub use self::doctor::doctor;
 use self::look::Looker;
 use crate::gpu::nvml;
 use crate::gpu::selector;
@@ -21,14 +23,14 @@ use crate::model::report::Report;
 /// How long NVML may take; it hangs behind a stuck teardown.
 const NVML_DEADLINE: Duration = Duration::from_secs(2);
 
-/// What is asked.
-#[derive(Clone, Debug, Default)]
+/// What is asked, as written on the command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Question {
-    /// GPUs, as the user named them; empty for all.
+    /// GPUs and devices, see [`crate::gpu::selector`]; none means all.
     pub selectors: Vec<String>,
-    /// Devices from `--device`.
+    /// Devices that are to count as GPUs.
     pub devices: Vec<ExtraDevice>,
-    /// Where the daemon listens.
+    /// Where to ask the daemon; `None` means where it usually listens.
     pub socket: Option<PathBuf>,
     /// Do not ask the daemon.
     pub standalone: bool,

@@ -29,7 +29,8 @@ pub(super) fn state(holder: &Holder) -> String {
 
 /// Why it still holds, and what it is where that is not plain computing.
 pub(super) fn why(holder: &Holder) -> String {
-    let mut words: Vec<&str> = holder.why.iter().map(String::as_str).collect();
+    let mut words: Vec<&str> =
+        holder.why.iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
     if !matches!(holder.role.as_str(), "" | "compute" | "unknown") && !words.contains(&holder.role.as_str()) {
         words.push(&holder.role);
     }

@@ -1,6 +1,6 @@
 //! Holders that are alike, together: fifty forked children are one line to read, not fifty.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::super::ranges::{name_ranges, ranges};
 use super::super::text::columns;
@@ -11,7 +11,7 @@ use crate::model::report::Holder;
 const LEAST: usize = 3;
 
 /// PIDs of this width still fit into the column.
-const PIDS_WIDTH: usize = 22;
+const PIDS_WIDTH: usize = 24;
 
 /// Holders of the same executable, user, place, devices, state and reason, in the order in which the first of each came.
 ///
@@ -66,7 +66,8 @@ impl<'a> Key<'a> {
             uid: holder.uid,
             gpus: cells::gpus(holder),
             held: cells::held(holder),
-            state: cells::state(holder),
+            // A worker that sleeps now may run in a millisecond: the same worker.
+            state: cells::state(holder).replacen('R', "S", usize::from(holder.state == "R")),
             why: cells::why(holder),
             place: cells::place(holder),
             sigkill_pending: holder.sigkill_pending,
@@ -89,12 +90,9 @@ pub(super) fn pids(group: &[&Holder]) -> (String, Option<String>) {
 /// What all say, or what each says: names that differ only in a number together, the first few of the others.
 pub(super) fn each(group: &[&Holder], say: impl Fn(&Holder) -> String) -> String {
     const SHOWN: usize = 3;
-    let mut said: Vec<String> = Vec::new();
-    for text in group.iter().map(|holder| say(holder)) {
-        if !said.contains(&text) {
-            said.push(text);
-        }
-    }
+    let mut seen = HashSet::new();
+    let said: Vec<String> =
+        group.iter().map(|holder| say(holder)).filter(|text| seen.insert(text.clone())).collect();
     let mut said = name_ranges(&said);
     let more = said.len().saturating_sub(SHOWN);
     said.truncate(SHOWN);
