@@ -66,6 +66,13 @@ pub struct KernelLayout {
     pub vma_start: u32,
     pub vma_end: u32,
     pub vma_mm: u32,
+    /// `shared.rb`: the node in the mapping's tree.
+    pub vma_tree_node: u32,
+    pub file_mapping: u32,
+    /// `i_mmap.rb_root.rb_node`.
+    pub mapping_tree: u32,
+    pub node_left: u32,
+    pub node_right: u32,
     pub sock_state: u32,
     pub sock_socket: u32,
     pub sock_receive_queue_next: u32,
@@ -108,4 +115,4 @@ pub struct KernelLayout {
     /// Non-zero where `mark_victim` passes a task and not a PID (6.8+).
     pub victim_is_task: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 79 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 84 * 4);

@@ -59,6 +59,7 @@ pub struct Iterators {
     pub(super) sockets: Optional,
     pub(super) driver_pins: Optional,
     pub(super) ring_tables: Optional,
+    pub(super) file_mappings: Optional,
     pub(super) checks: Optional,
     rings: RingAccess,
     ring_operations: u64,
@@ -75,6 +76,9 @@ impl std::fmt::Debug for Iterators {
         f.debug_struct("Iterators")
             .field("mappings", &self.mappings)
             .field("sockets", &self.sockets)
+            .field("driver_pins", &self.driver_pins)
+            .field("ring_tables", &self.ring_tables)
+            .field("file_mappings", &self.file_mappings)
             .field("rings", &self.rings)
             .finish_non_exhaustive()
     }
@@ -117,6 +121,9 @@ impl Iterators {
         let ring_tables = link(&mut ebpf, "iter_rings", "task", &kernel).map_err(|error| error.to_string());
         let checks = link(&mut ebpf, "iter_recheck", "task", &kernel).map_err(|error| error.to_string());
 
+        let file_mappings =
+            link(&mut ebpf, "iter_file_mappings", "task", &kernel).map_err(|error| error.to_string());
+
         let mut iterators = Self {
             tasks,
             task_files,
@@ -124,6 +131,7 @@ impl Iterators {
             sockets,
             driver_pins,
             ring_tables,
+            file_mappings,
             checks,
             rings: RingAccess::NotThere,
             ring_operations: 0,
