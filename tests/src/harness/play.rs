@@ -70,7 +70,7 @@ impl Play {
     /// The scenario program.
     #[must_use]
     pub fn program() -> PathBuf {
-        program("GPU_TRACER_SCENARIO_BIN", "scenario")
+        program("SCENARIO_BIN", "scenario")
     }
 
     /// PID of the process that was started: ending it cleans up.
@@ -181,7 +181,8 @@ impl Drop for Play {
             Err(error) => {
                 // It undoes everything on SIGTERM too, if it still can; SIGKILL would leave things behind.
                 let _ = crate::sys::process::kill(self.child.id(), libc::SIGTERM);
-                eprintln!("scenario {}: {error:#}", self.truth.scenario);
+                let message = format!("scenario {}: {error:#}", self.truth.scenario);
+                if std::thread::panicking() { eprintln!("{message}") } else { panic!("{message}") }
             }
         }
     }

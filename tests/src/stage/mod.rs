@@ -192,11 +192,12 @@ impl Stage {
 
     /// A fresh ext4 file system, mounted where only this scenario sees it.
     pub fn ext4(&self) -> Result<PathBuf> {
-        self.need_private_mounts()?;
+        // In memory, so that no busy disk decides how long this takes.
+        let image = self.tmpfs()?.join("ext4.image");
         let target = self.dir.join("ext4");
         std::fs::create_dir(&target)?;
         self.undo_later(&Undo::Unmount(target.clone()))?;
-        loopfs::mount_new_ext4(&self.dir.join("ext4.image"), &target)?;
+        loopfs::mount_new_ext4(&image, &target)?;
         Ok(target)
     }
 
