@@ -140,7 +140,7 @@ pub mod mode {
     pub const DEVICES: u32 = 0;
     /// Report only descriptors whose file is in the `CARRIERS` map.
     pub const CARRIERS: u32 = 1;
-    /// Report nothing; learn `io_uring_fops` from the descriptor named in the control block.
+    /// Report nothing; learn `io_uring_fops` from the reader's descriptor named in the control block.
     pub const LEARN_RING: u32 = 2;
 }
 
@@ -150,12 +150,12 @@ pub mod mode {
 pub struct Control {
     /// One of [`mode`].
     pub mode: u32,
-    /// For [`mode::LEARN_RING`]: the task to look at.
-    pub learn_tgid: u32,
-    /// For [`mode::LEARN_RING`]: its descriptor of an io_uring.
+    /// For [`mode::LEARN_RING`]: the reader's own descriptor of an io_uring.
     pub learn_fd: u32,
     /// Times that the ring was full and the element had to be repeated.
     pub full: u32,
+    /// Zero.
+    pub padding: u32,
     /// `f_op` of io_uring files; 0 while unknown.
     pub ring_fops: u64,
     /// fd table in which the walk stopped because the ring was full.

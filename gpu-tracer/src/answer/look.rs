@@ -12,6 +12,7 @@ use crate::kernel::{Btf, boot_now};
 use crate::ledger::{Ledger, View};
 use crate::model::{DeviceTable, Missing, Snapshot, Task};
 use crate::probe::{Iterators, ProbeError, procwalk, waiting};
+use crate::process::namespaces;
 
 /// A pass that has not come back by then is given up.
 const PASS_DEADLINE: Duration = Duration::from_millis(1500);
@@ -131,12 +132,10 @@ fn half_gone_task(task: &Task) -> Missing {
 
 /// Iterators show the tasks of the reader's PID namespace and those below, no others.
 fn pid_namespace() -> Option<Missing> {
-    /// `PROC_PID_INIT_INO`.
-    const INITIAL: &str = "pid:[4026531836]";
-    let ours = std::fs::read_link("/proc/self/ns/pid").ok()?;
-    (ours.as_os_str() != INITIAL).then(|| Missing {
+    (!namespaces::is_initial_pid()).then(|| Missing {
         what: "pid-namespace",
-        why: "processes outside this PID namespace cannot be seen; run this on the host (in Docker: --pid=host)"
+        why: "processes outside this PID namespace cannot be seen; ask on the host, or where the host's PID 1 can be \
+              seen (docker run --pid=host, hostPID: true): nsenter --target 1 --pid --mount -- gpu-tracer holders"
             .to_owned(),
     })
 }

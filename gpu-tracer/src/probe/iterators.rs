@@ -166,7 +166,6 @@ impl Iterators {
         let operations = match ring::create() {
             Ok(ring) => {
                 self.start(mode::LEARN_RING, |control| {
-                    control.learn_tgid = std::process::id();
                     control.learn_fd = ring.as_raw_fd() as u32;
                 })?;
                 let link = self.tasks.try_clone().map_err(ProbeError::Thread)?;

@@ -267,12 +267,13 @@ fn settles(task: &ProcDir, first: Stat) -> bool {
 
 /// The bytes of `cmdline` as one line: NULs between arguments become spaces, those at the end go.
 fn arguments(mut raw: Vec<u8>) -> Vec<u8> {
+    // Spaces at the end are the process's own words.
+    let end = raw.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    raw.truncate(end);
     for byte in &mut raw {
         if *byte == 0 {
             *byte = b' ';
         }
     }
-    let end = raw.iter().rposition(|byte| *byte != b' ').map_or(0, |last| last + 1);
-    raw.truncate(end);
     raw
 }

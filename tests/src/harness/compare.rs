@@ -78,13 +78,7 @@ fn compare_holder(holds: &Holds, named: &[&Holder], found: &mut Vec<String>) {
             differs("comm", format!("{:?}", holder.comm), format!("{:?}", as_text(comm)));
         }
         if let Some(cmdline) = &holds.cmdline_hex {
-            // Programs pad the area that they overwrite with NULs or with spaces.
-            let should = as_text(cmdline);
-            differs(
-                "cmdline",
-                format!("{:?}", holder.cmdline),
-                format!("{:?}", should.trim_end_matches(' ')),
-            );
+            differs("cmdline", format!("{:?}", holder.cmdline), format!("{:?}", as_text(cmdline)));
         }
         differs("why", said(&holder.why, &holds.why), format!("{:?}", set(&holds.why)));
     }

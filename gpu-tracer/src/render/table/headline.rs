@@ -22,6 +22,8 @@ pub(super) fn section(summary: &Summary<'_>, view: &View<'_>) -> String {
         let memory = memory_in_use(summary);
         let tone = if memory.is_empty() { Tone::Good } else { Tone::Warn };
         (format!("Nobody holds {}.{memory}", asked(summary)), tone)
+    } else if summary.report.coverage.missing.iter().any(|missing| missing.what == "devices") {
+        ("Unknown: no GPU device is known on this host (see below).".to_owned(), Tone::Warn)
     } else {
         let memory = memory_in_use(summary);
         let asked = asked(summary);
