@@ -10,7 +10,8 @@ use crate::gpu::claims::NvmlAnswer;
 use crate::kernel::{self, Clock, Devices};
 use crate::ledger::{FileView, HolderView};
 use crate::model::report::{
-    Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report, SCHEMA,
+    Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
+    SCHEMA,
 };
 use crate::model::{DeviceNumber, Gpu, ProcessId, TaskState};
 use crate::process::facts::read_stat;
@@ -28,6 +29,7 @@ pub(super) fn report(devices: &Devices, looked: &Looked, nvml: &NvmlAnswer, cloc
         boot_id: kernel::boot_id(Path::new("/")).unwrap_or_default(),
         plan: looked.plan.to_owned(),
         coverage: coverage(looked, &files, devices),
+        cost: Cost::default(),
         gpus: devices.gpus.iter().map(|gpu| gpu_report(gpu, nvml)).collect(),
         files,
         holders,
