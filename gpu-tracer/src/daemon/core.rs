@@ -17,11 +17,12 @@ use super::settings::Settings;
 use super::signals::{Signals, Wish};
 use super::status::Counters;
 use super::tell::Names;
-use crate::answer::Looked;
+use crate::answer::{Looked, milliseconds};
 use crate::kernel::{self, Clock, Devices, boot_now};
 use crate::ledger::Ledger;
 use crate::model::change::Change;
 use crate::model::event::{Event, EventKind};
+use crate::model::report::Cost;
 use crate::model::{FileKey, Missing, ProcessId};
 use crate::probe::events::{RememberedFile, Start};
 use crate::probe::{EventSource, Iterators};
@@ -44,8 +45,8 @@ pub(super) struct Core {
     /// Can files be looked at again by address?
     pub(super) rechecks: bool,
     pub(super) pace: Pace,
-    /// How the files known would be known again.
-    pub(super) remembered: HashMap<FileKey, RememberedFile>,
+    /// How the files known would be known again, and when they were last heard of, ns of boot time.
+    pub(super) remembered: HashMap<FileKey, (RememberedFile, u64)>,
     /// Tasks that were half-way through exit when nobody could know what they had.
     pub(super) strangers: HashSet<(u32, u64)>,
     /// No look has been taken since something may have been missed.
@@ -62,17 +63,11 @@ pub(super) struct Core {
     /// Looks hung so many times in a row.
     pub(super) hangs: u32,
     pub(super) not_before: Option<Instant>,
-    lastly: Lastly,
+    /// `None`: what it saw need not be known to the next.
+    lastly: Option<Lastly>,
     recheck_due: Instant,
     drained: Instant,
     housekeeping_due: Instant,
-}
-
-/// How the core came to an end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// It was asked to.
-    Asked,
 }
 
 impl Core {
@@ -83,7 +78,7 @@ impl Core {
         source: Option<EventSource>,
         mut iterators: Iterators,
         describer: Describer,
-        lastly: Lastly,
+        lastly: Option<Lastly>,
     ) -> Self {
         let rechecks = source.is_some() && iterators.recheck(&[]).is_ok();
         let now = Instant::now();
@@ -120,15 +115,16 @@ impl Core {
     fn note_absence(&mut self) {
         let resumed = self.source.as_ref().is_some_and(|source| source.start() != Start::Fresh);
         let now_ns = boot_now();
-        if let Some(until_ns) = self.lastly.alive_until() {
+        if let Some(until_ns) = self.lastly.as_ref().and_then(Lastly::alive_until) {
             self.ledger.note_gap(until_ns.min(now_ns), now_ns, crate::model::change::GapCause::NotRunning);
         } else if resumed {
             self.ledger.note_gap(now_ns, now_ns, crate::model::change::GapCause::NotRunning);
         }
     }
 
-    /// Goes on until it is asked to stop. Errors: the kernel refuses what it had allowed.
-    pub(super) fn run(&mut self, inbox: &Inbox, signals: &Signals, manager: &Manager) -> anyhow::Result<End> {
+    /// Goes on until it is asked to stop, or nobody is left who could ask (`signals` is `None`, and no reader is).
+    /// Errors: the kernel refuses what it had allowed.
+    pub(super) fn run(&mut self, inbox: &Inbox, signals: Option<&Signals>, manager: &Manager) -> anyhow::Result<()> {
         let mut alive_due = Instant::now();
         loop {
             let now = Instant::now();
@@ -143,15 +139,19 @@ impl Core {
             self.wait(inbox, signals, until)?;
             self.take_events()?;
             let looks = self.take_orders(inbox);
-            match signals.next() {
-                Some(Wish::Stop) => return Ok(End::Asked),
-                Some(Wish::Reload) => self.reload(manager),
+            match signals.map(Signals::next) {
+                Some(Some(Wish::Stop)) => return Ok(()),
+                Some(Some(Wish::Reload)) => self.reload(manager),
+                Some(None) => {}
+                None if self.feed.is_empty() => return Ok(()),
                 None => {}
             }
             let now = Instant::now();
             if now >= self.pace.due() || !looks.is_empty() {
-                self.look(!looks.is_empty())?;
-                self.answer(looks);
+                let begun = Instant::now();
+                let taken = self.look(!looks.is_empty())?;
+                let cost = Cost { load_ms: 0.0, look_ms: milliseconds(begun.elapsed()), looks: taken };
+                self.answer(looks, cost);
             }
             self.recheck_if_due()?;
             self.housekeeping(manager);
@@ -170,21 +170,19 @@ impl Core {
         due
     }
 
-    fn wait(&mut self, inbox: &Inbox, signals: &Signals, until: Instant) -> anyhow::Result<()> {
+    fn wait(&mut self, inbox: &Inbox, signals: Option<&Signals>, until: Instant) -> anyhow::Result<()> {
         let within = until.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(within).ok();
-        let mut on = vec![
-            PollFd::new(inbox, PollFlags::IN),
-            PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
-        ];
-        if let Some(source) = &self.source {
-            on.push(PollFd::new(source, PollFlags::IN));
-        }
+        let urgent = signals.map(|signals| signals.as_fd()).into_iter().chain([inbox.as_fd()]);
+        let mut on: Vec<PollFd<'_>> =
+            urgent.map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)).collect();
+        let urgent = on.len();
+        on.extend(self.source.as_ref().map(|source| PollFd::new(source, PollFlags::IN)));
         match rustix::event::poll(&mut on, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(std::io::Error::from(errno).into()),
         }
-        let only_events = on[0].revents().is_empty() && on[1].revents().is_empty();
+        let only_events = on[..urgent].iter().all(|descriptor| descriptor.revents().is_empty());
         drop(on);
         // Somebody who asks is not kept waiting; events are.
         if only_events && self.source.is_some() {
@@ -220,8 +218,11 @@ impl Core {
             EventKind::Lost { .. } => self.in_doubt = true,
             EventKind::Exiting { held, .. } => {
                 for held in held {
-                    // What a snapshot said of it is worth more.
-                    self.remembered.entry(held.file).or_insert_with(|| held.into());
+                    let heard = (RememberedFile::from(held), event.at_ns);
+                    let known = self.remembered.entry(held.file).or_insert(heard);
+                    if known.1 < event.at_ns {
+                        *known = heard;
+                    }
                 }
             }
             _ => {}
@@ -250,13 +251,13 @@ impl Core {
         looks
     }
 
-    fn answer(&self, looks: Vec<tokio::sync::oneshot::Sender<Seen>>) {
+    fn answer(&self, looks: Vec<tokio::sync::oneshot::Sender<Seen>>, cost: Cost) {
         if looks.is_empty() {
             return;
         }
-        let looked =
-            Looked { view: self.ledger.view(), plan: self.settings.plan_word(), missing: self.missing.clone() };
-        let seen = Seen { looked: Arc::new(looked), devices: Arc::clone(&self.devices) };
+        let plan = self.settings.plan_word();
+        let looked = Looked::by_daemon(self.ledger.view(), plan, self.missing.clone(), cost.looks);
+        let seen = Seen { looked: Arc::new(looked), devices: Arc::clone(&self.devices), cost };
         for reply in looks {
             let _ = reply.send(seen.clone());
         }
@@ -329,7 +330,8 @@ impl Core {
 
     /// Writes down until when there was somebody to see.
     pub(super) fn remember_being_alive(&mut self) {
-        if let Err(error) = self.lastly.write(boot_now()) {
+        let Some(lastly) = &self.lastly else { return };
+        if let Err(error) = lastly.write(boot_now()) {
             super::log::warning(&format!("{error:#}"));
         }
     }

@@ -13,6 +13,7 @@ use crate::answer::Looked;
 use crate::kernel::Devices;
 use crate::model::ProcessId;
 use crate::model::change::ProcessDescription;
+use crate::model::report::Cost;
 
 /// What can be asked of the core.
 pub(super) enum Order {
@@ -31,6 +32,7 @@ pub(super) enum Order {
 pub(super) struct Seen {
     pub(super) looked: Arc<Looked>,
     pub(super) devices: Arc<Devices>,
+    pub(super) cost: Cost,
 }
 
 /// The core's side.

@@ -1,5 +1,6 @@
 //! Looking: snapshots into the ledger, and files on their way out looked at again.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,14 +8,15 @@ use std::time::{Duration, Instant};
 use super::core::Core;
 use crate::answer::{half_gone, half_gone_task, pid_namespace};
 use crate::kernel::{Answer, Btf, boot_now};
-use crate::ledger::Drift;
 use crate::model::event::{Event, EventKind};
-use crate::model::{Missing, ProcessId, Snapshot};
+use crate::model::{FileKey, Missing, ProcessId, Snapshot};
 use crate::probe::events::{FileChecked, RememberedFile};
 use crate::probe::{Iterators, ProbeError, waiting};
 
 /// A pass that has not come back by then is given up.
 const PASS_DEADLINE: Duration = Duration::from_millis(1500);
+/// How long a file that was heard of is remembered although no snapshot has shown it yet.
+const HEARD_OF_NS: u64 = 10_000_000_000;
 /// Long enough for an ordinary close to finish.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// After a look that hung, and doubled for every further one: each leaves a thread behind in the kernel.
@@ -24,17 +26,19 @@ const MOST_DOUBLINGS: u32 = 5;
 
 impl Core {
     /// Looks once, and a second time where the first left a doubt that somebody who asks should not have.
-    pub(super) fn look(&mut self, asked: bool) -> anyhow::Result<()> {
+    /// Gives how many times it looked.
+    pub(super) fn look(&mut self, asked: bool) -> anyhow::Result<u32> {
         if self.not_before.is_some_and(|moment| Instant::now() < moment) {
             // Those who ask get what is known, with the reason why it is old.
-            return Ok(());
+            return Ok(0);
         }
         self.look_once()?;
         if asked && self.hangs == 0 && self.is_in_doubt() {
             thread::sleep(BETWEEN_LOOKS);
             self.look_once()?;
+            return Ok(2);
         }
-        Ok(())
+        Ok(1)
     }
 
     /// A file whose references did not add up in the last look, and did before: it may only have raced with a close.
@@ -65,48 +69,43 @@ impl Core {
     /// Takes a snapshot over; was there anything new in it?
     fn take_snapshot(&mut self, mut snapshot: Snapshot) -> anyhow::Result<bool> {
         waiting::explain(Path::new("/proc"), &mut snapshot);
-        self.remember_files(&snapshot);
         self.judge_half_gone(&snapshot);
         let drift = self.ledger.reconcile(&snapshot);
+        self.remember_files(&snapshot);
         let news = !drift.changes.is_empty();
         self.learn_uids(&snapshot);
-        self.tell_drift(&drift);
+        self.tell(&drift.changes);
         self.missing = snapshot.missing.clone();
         self.missing.extend(pid_namespace());
-        let strangers = half_gone(&snapshot).into_iter().filter(|task| self.is_stranger(task.tid, task.start_ns));
-        self.missing.extend(strangers.map(|task| half_gone_task(&task)));
+        let strangers = &self.strangers;
+        let half_gone = half_gone(&snapshot).into_iter();
+        let unknown = half_gone.filter(|task| strangers.contains(&(task.tid, task.start_ns)));
+        self.missing.extend(unknown.map(|task| half_gone_task(&task)));
         self.follow(&snapshot)?;
         self.describe_newcomers();
         Ok(news)
     }
 
-    fn tell_drift(&mut self, drift: &Drift) {
-        self.tell(&drift.changes);
-    }
-
+    /// Keeps how files would be known again: those of the snapshot, those on their way out, and those only heard of.
     fn remember_files(&mut self, snapshot: &Snapshot) {
-        let pending: std::collections::HashSet<_> =
-            self.ledger.pending().into_iter().map(|file| file.file).collect();
-        let known: std::collections::HashSet<_> =
-            self.ledger.view().files.len().gt(&0).then(|| pending.clone()).unwrap_or_default();
-        self.remembered.retain(|key, _| known.contains(key));
-        self.remembered.extend(snapshot.files.iter().map(|file| (file.key, RememberedFile::from(file))));
+        for file in &snapshot.files {
+            self.remembered.insert(file.key, (RememberedFile::from(file), snapshot.taken_ns));
+        }
+        let pending: HashSet<FileKey> = self.ledger.pending().into_iter().map(|file| file.file).collect();
+        let oldest_ns = snapshot.taken_ns.saturating_sub(HEARD_OF_NS);
+        self.remembered.retain(|key, (_, heard_ns)| *heard_ns >= oldest_ns || pending.contains(key));
     }
 
     /// What a task that is half-way through exit had is known if it was seen before that. Of one that was so far gone
     /// already when the first look was taken, or when something had been missed, nobody knows.
     fn judge_half_gone(&mut self, snapshot: &Snapshot) {
-        let now: std::collections::HashSet<(u32, u64)> =
+        let now: HashSet<(u32, u64)> =
             half_gone(snapshot).iter().map(|task| (task.tid, task.start_ns)).collect();
         if std::mem::take(&mut self.in_doubt) || !self.sees_every_open() {
             self.strangers = now;
         } else {
             self.strangers.retain(|task| now.contains(task));
         }
-    }
-
-    fn is_stranger(&self, tid: u32, start_ns: u64) -> bool {
-        self.strangers.contains(&(tid, start_ns))
     }
 
     /// Does the kernel tell of every open, and of what every task has when it exits?
@@ -123,7 +122,7 @@ impl Core {
 
     fn learn_uids(&mut self, snapshot: &Snapshot) {
         let tracked = self.ledger.tracked();
-        let wanted: std::collections::HashSet<ProcessId> = tracked.into_iter().collect();
+        let wanted: HashSet<ProcessId> = tracked.into_iter().collect();
         // Those who have just ended are still spoken of.
         self.uids.retain(|process, _| wanted.contains(process) || self.ledger.history(*process).is_some());
         for task in snapshot.tasks.iter().filter(|task| task.is_leader()) {
@@ -143,16 +142,13 @@ impl Core {
         if pending.is_empty() {
             return Ok(());
         }
-        let wanted: std::collections::HashSet<_> = pending.iter().map(|file| file.file).collect();
+        let wanted: HashSet<_> = pending.iter().map(|file| file.file).collect();
         for file in &pending {
-            self.remembered.entry(file.file).or_insert(RememberedFile {
-                key: file.file,
-                device: file.device,
-                identity: 0,
-            });
+            let unknown = RememberedFile { key: file.file, device: file.device, identity: 0 };
+            self.remembered.entry(file.file).or_insert((unknown, 0));
         }
         // All files, not only those in question: what certainly lives tells what has become of the others.
-        let files: Vec<RememberedFile> = self.remembered.values().copied().collect();
+        let files: Vec<RememberedFile> = self.remembered.values().map(|(file, _)| *file).collect();
         let at_ns = boot_now();
         let checked = self.iterators.recheck(&files)?;
         self.counters.rechecks += 1;

@@ -23,6 +23,11 @@ impl Manager {
         Self { socket, watchdog }
     }
 
+    /// Nobody to tell.
+    pub(super) const fn silent() -> Self {
+        Self { socket: None, watchdog: None }
+    }
+
     /// How often to give a sign of life, if anybody waits for one.
     pub(super) fn sign_of_life(&self) -> Option<Duration> {
         self.watchdog.filter(|_| self.socket.is_some()).map(|within| within / 2)

@@ -141,7 +141,7 @@ fn group_in(file: &str, name: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::report::{Coverage, FileReport, HeldDevice, Holder, Opener, SCHEMA};
+    use crate::model::report::{Cost, Coverage, FileReport, HeldDevice, Holder, Opener, SCHEMA};
 
     fn report() -> Report {
         let holder = |pid, uid, file| Holder {
@@ -175,6 +175,7 @@ mod tests {
             boot_id: String::new(),
             plan: "lean".to_owned(),
             coverage: Coverage { complete: true, missing: Vec::new() },
+            cost: Cost::default(),
             gpus: Vec::new(),
             files: vec![file(1), file(2), file(3)],
             holders: vec![holder(10, 1000, 1), holder(20, 0, 2), holder(30, 1001, 3)],

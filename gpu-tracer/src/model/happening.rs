@@ -17,7 +17,7 @@ pub struct Happening {
     /// What, in a stable word: `opened`, `found`, `inherited`, `handed-over`, `queued`, `registered`, `pinned`, `mapped`,
     /// `unmapped`, `descriptors-closed`, `closed`, `opening`, `open-failed`, `renamed`, `execed`, `reparented`,
     /// `signalled`, `killed`, `exiting`, `exited`, `detached`, `unreferenced`, `releasing`, `deferred`, `released`,
-    /// `gap`, `module-loaded`, `module-unloaded`; and of the stream itself `missed`, `withheld`.
+    /// `gap`, `module-loaded`, `module-unloaded`; and of the stream itself `listening`, `missed`, `withheld`.
     pub what: String,
     /// The open file, by the daemon's number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
