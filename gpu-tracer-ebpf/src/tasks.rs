@@ -30,9 +30,9 @@ pub(crate) struct IterMeta {
 }
 
 #[repr(C)]
-struct TaskContext {
-    meta: *mut IterMeta,
-    task: *mut c_void,
+pub(crate) struct TaskContext {
+    pub(crate) meta: *mut IterMeta,
+    pub(crate) task: *mut c_void,
 }
 
 /// fd tables that some thread showed already in the session of the value. Only a shortcut: the user side counts each table once anyway.
