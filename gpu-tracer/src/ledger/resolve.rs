@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::hash::{Map, Set};
+use super::hash::Map;
 use crate::model::{DeviceNumber, FileKey, MmKey, ProcessId, Snapshot, TableKey, Task, TaskState, Via};
 
 /// One device file with its accounting.
@@ -25,28 +25,28 @@ pub(super) struct ResolvedFile {
 /// How one holder refers to one file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ways {
-    pub(super) fds: u64,
-    pub(super) maps: u64,
-    pub(super) in_flight: u64,
-    pub(super) io_uring: u64,
-    pub(super) pins: u64,
+    pub(super) fds: u32,
+    pub(super) maps: u32,
+    pub(super) in_flight: u32,
+    pub(super) io_uring: u32,
+    pub(super) pins: u32,
     /// References it is dropping, which no snapshot shows any more.
-    pub(super) dropping: u64,
+    pub(super) dropping: u32,
 }
 
 impl Ways {
     /// References of its own: not through a socket, a ring or the driver.
-    pub(super) const fn direct(self) -> u64 {
-        self.fds + self.maps
+    pub(super) fn direct(self) -> u64 {
+        u64::from(self.fds) + u64::from(self.maps)
     }
 
     pub(super) fn add(&mut self, other: Self) {
-        self.fds += other.fds;
-        self.maps += other.maps;
-        self.in_flight += other.in_flight;
-        self.io_uring += other.io_uring;
-        self.pins += other.pins;
-        self.dropping += other.dropping;
+        self.fds = self.fds.saturating_add(other.fds);
+        self.maps = self.maps.saturating_add(other.maps);
+        self.in_flight = self.in_flight.saturating_add(other.in_flight);
+        self.io_uring = self.io_uring.saturating_add(other.io_uring);
+        self.pins = self.pins.saturating_add(other.pins);
+        self.dropping = self.dropping.saturating_add(other.dropping);
     }
 }
 
@@ -85,9 +85,16 @@ impl<'a> Resolved<'a> {
 /// A reference: to what, and how. The key apart, so that sorting need not follow a pointer to compare.
 type Referred<'a> = (FileKey, &'a Via);
 /// Where each file's references lie.
-type Spans = Map<FileKey, Range<usize>>;
+type Spans = Map<FileKey, Span>;
 /// Index of a holder while resolving.
 type Holder = u32;
+
+#[derive(Clone, Debug, Default)]
+struct Span {
+    range: Range<usize>,
+    /// The file is one of the snapshot's device files.
+    of_device: bool,
+}
 
 /// Joins a snapshot.
 pub(super) fn resolve(snapshot: &Snapshot) -> Resolved<'_> {
@@ -97,33 +104,37 @@ pub(super) fn resolve(snapshot: &Snapshot) -> Resolved<'_> {
         same.sort_unstable_by_key(|(_, via)| *via);
     }
     references.dedup();
-    let spans = spans(&references);
+    let mut spans = spans(&references, snapshot.files.len());
     let mut holders = Holders::new(snapshot, &references);
     let owners = owners(&references, &spans, &holders);
 
     let mut files: Vec<ResolvedFile> = Vec::with_capacity(snapshot.files.len());
-    let mut seen = Set::with_capacity_and_hasher(snapshot.files.len(), Default::default());
-    for file in snapshot.files.iter().filter(|file| seen.insert(file.key)) {
-        let span = spans.get(&file.key).cloned().unwrap_or(0..0);
-        for (_, via) in &references[span.clone()] {
+    for file in &snapshot.files {
+        let span = spans.entry(file.key).or_default();
+        if std::mem::replace(&mut span.of_device, true) {
+            continue;
+        }
+        for (_, via) in &references[span.range.clone()] {
             holders.credit(files.len(), via, &owners);
         }
+        let span = span.range.clone();
         files.push(ResolvedFile { key: file.key, device: file.device, count: file.count, span });
     }
     let dangling = spans
         .iter()
-        .filter(|(key, _)| !seen.contains(key) && !owners.contains_key(key))
-        .map(|(_, span)| span.len() as u64)
+        .filter(|(key, span)| !span.of_device && !owners.contains_key(key))
+        .map(|(_, span)| span.range.len() as u64)
         .sum();
     Resolved { references, files, holders: holders.finish(), dangling }
 }
 
-fn spans(references: &[Referred<'_>]) -> Spans {
-    let mut spans = Map::with_capacity_and_hasher(references.len(), Default::default());
+fn spans(references: &[Referred<'_>], files: usize) -> Spans {
+    let mut spans = Spans::with_capacity_and_hasher(files, Default::default());
     let mut start = 0;
     for same in references.chunk_by(|a, b| a.0 == b.0) {
-        spans.insert(same[0].0, start..start + same.len());
-        start += same.len();
+        let range = start..start + same.len();
+        start = range.end;
+        spans.insert(same[0].0, Span { range, of_device: false });
     }
     spans
 }
@@ -228,7 +239,7 @@ impl<'a> Holders<'a> {
 
     /// Writes one reference of a device file to the account of everybody behind it.
     fn credit(&mut self, file: usize, via: &Via, owners: &Map<FileKey, Rc<[Holder]>>) {
-        let (holders, way): (&[Holder], fn(&mut Ways) -> &mut u64) = match via {
+        let (holders, way): (&[Holder], fn(&mut Ways) -> &mut u32) = match via {
             Via::Fd { table, .. } => {
                 (self.tables.get(table).map_or(&[], Vec::as_slice), |ways| &mut ways.fds)
             }
@@ -248,7 +259,7 @@ impl<'a> Holders<'a> {
                 held.push((file, Ways::default()));
             }
             if let Some((_, ways)) = held.last_mut() {
-                *way(ways) += 1;
+                *way(ways) = way(ways).saturating_add(1);
             }
         }
     }
@@ -289,7 +300,7 @@ fn owners(references: &[Referred<'_>], spans: &Spans, holders: &Holders<'_>) -> 
     carriers.sort_unstable();
     carriers.dedup();
     let node: Map<FileKey, usize> = carriers.iter().enumerate().map(|(node, key)| (*key, node)).collect();
-    let incoming = |key: &FileKey| &references[spans.get(key).cloned().unwrap_or(0..0)];
+    let incoming = |key: &FileKey| spans.get(key).map_or(&[][..], |span| &references[span.range.clone()]);
     let edges: Vec<Vec<usize>> = carriers
         .iter()
         .map(|key| incoming(key).iter().filter_map(|(_, via)| node.get(&carrier_of(via)?).copied()).collect())

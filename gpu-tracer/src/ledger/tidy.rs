@@ -134,7 +134,8 @@ pub(super) fn entries(
             });
             entries.len() - 1
         });
-        entries[index].held.push((*id, Ways { dropping: *references, ..Ways::default() }));
+        let dropping = u32::try_from(*references).unwrap_or(u32::MAX);
+        entries[index].held.push((*id, Ways { dropping, ..Ways::default() }));
     }
     for entry in &mut entries {
         entry.held.sort_unstable_by_key(|(id, _)| *id);

@@ -166,12 +166,12 @@ impl Ledger {
             Some(HeldFile {
                 id: *id,
                 device: file.device,
-                fds: ways.fds,
-                maps: ways.maps,
-                in_flight: ways.in_flight,
-                io_uring: ways.io_uring,
-                driver_pins: ways.pins,
-                dropping: ways.dropping,
+                fds: ways.fds.into(),
+                maps: ways.maps.into(),
+                in_flight: ways.in_flight.into(),
+                io_uring: ways.io_uring.into(),
+                driver_pins: ways.pins.into(),
+                dropping: ways.dropping.into(),
                 origin: held_by.map_or(Origin::Unknown, |held| held.origin),
                 since_ns: held_by.map_or(0, |held| held.since_ns),
             })
