@@ -1,18 +1,12 @@
 //! One file looked at, and the record of it.
 
-use core::ffi::c_void;
-
 use aya_ebpf::{
-    helpers::generated::bpf_loop,
     macros::map,
     maps::{Array, HashMap, RingBuf},
 };
 use gpu_tracer_common::{
     layout::ABSENT,
-    snapshot::{
-        Control, EVERY_MINOR, FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_DRIVER_PIN, HOLD_IO_URING, Header,
-        HoldRecord,
-    },
+    snapshot::{Control, EVERY_MINOR, FILE_DEVICE, FILE_RING, FILE_SOCKET, Header, HoldRecord, WANTED_KEYS},
 };
 
 use crate::access::{offset, read};
@@ -26,23 +20,21 @@ static HOLDS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 static CONTROL: Array<Control> = Array::with_max_entries(1, 0);
 
 /// Device numbers to look for, in the kernel's encoding; minor [`EVERY_MINOR`] stands for all of a major. In a map and
-/// not in `.rodata` because a module reload changes them.
+/// not in `.rodata` because a module reload changes them. Allocated beforehand, as tracepoint programs must have it.
 #[map]
-static WANTED: HashMap<u32, u8> = HashMap::with_max_entries(4096, 0);
+static WANTED: HashMap<u32, u8> = HashMap::with_max_entries(WANTED_KEYS, 0);
 
 /// Files (sockets) whose holders are wanted because device files sit in them.
 #[map]
-static CARRIERS: HashMap<u64, u8> = HashMap::with_max_entries(65_536, 0);
+static CARRIERS: HashMap<u64, u8> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
 
+/// Costs nothing until it is used, which is rarely.
+pub(crate) const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_RB_NO_WAKEUP: u64 = 1;
 const S_IFMT: u16 = 0o170_000;
 const S_IFCHR: u16 = 0o020_000;
 const S_IFSOCK: u16 = 0o140_000;
-const FMODE_PATH: u32 = 0x4000;
-/// Low bits of a file pointer in an io_uring table are flags.
-const RING_FLAGS: u64 = 7;
-/// Registered files of one ring that are looked at.
-const MAX_RING_FILES: u32 = 1 << 20;
+pub(crate) const FMODE_PATH: u32 = 0x4000;
 
 /// The ring is full: stop, let the user side drain it, and come back to the same element.
 pub(crate) struct Full;
@@ -84,9 +76,32 @@ pub(crate) fn emit(found: &Found, file_kind: u32, file: u64, rdev: u32) -> Resul
         by: found.by,
         at: found.at,
         end: found.end,
+        identity: if file_kind == FILE_DEVICE { identity(file) } else { 0 },
     });
     slot.submit(BPF_RB_NO_WAKEUP);
     Ok(())
+}
+
+/// See [`HoldRecord::identity`].
+///
+/// `private_data`, `f_op` and `f_flags` are left out: drivers and system calls change them while a file lives. The
+/// credentials are a copy that each process has for itself, and the file keeps them alive.
+#[inline(always)]
+pub(crate) fn identity(file: u64) -> u64 {
+    let parts = [
+        offset!(file_inode),
+        offset!(file_path_dentry),
+        offset!(file_path_mnt),
+        offset!(file_cred),
+        offset!(file_security),
+    ];
+    let mut hash = 0_u64;
+    for at in parts {
+        hash = (hash ^ read::<u64>(file, at).unwrap_or(0)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash ^= hash >> 32;
+    }
+    // 0 stands for none.
+    hash | 1
 }
 
 /// References as the kernel counts them.
@@ -113,7 +128,7 @@ pub(crate) fn character_device(file: u64) -> Option<u32> {
 }
 
 #[inline(always)]
-fn is_wanted(rdev: u32) -> bool {
+pub(crate) fn is_wanted(rdev: u32) -> bool {
     let every = rdev | EVERY_MINOR;
     // SAFETY: map lookups by values on our stack.
     unsafe { WANTED.get(&rdev).is_some() || WANTED.get(&every).is_some() }
@@ -139,7 +154,6 @@ pub(crate) fn look_at_device(file: u64, found: &Found) -> Result<u16, Full> {
         && read::<u32>(file, offset!(file_mode)).unwrap_or(0) & FMODE_PATH == 0
     {
         emit(found, FILE_DEVICE, file, rdev)?;
-        look_at_driver_pin(file, rdev)?;
     }
     Ok(kind)
 }
@@ -147,11 +161,12 @@ pub(crate) fn look_at_device(file: u64, found: &Found) -> Result<u16, Full> {
 /// In-flight files may be sockets themselves, which may carry more.
 #[inline(always)]
 pub(crate) fn look_at_in_flight(file: u64, found: &Found) -> Result<(), Full> {
-    let mode = read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
+    let mode =
+        read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
     if mode.unwrap_or(0) & S_IFMT == S_IFSOCK {
         return emit(found, FILE_SOCKET, file, 0);
     }
-    look_at_file(file, found)
+    look_at_device(file, found).map(drop)
 }
 
 /// Is this file one whose holders are wanted?
@@ -161,92 +176,19 @@ pub(crate) fn look_at_carrier(file: u64, found: &Found) -> Result<(), Full> {
     if unsafe { CARRIERS.get(&file) }.is_some() { emit(found, FILE_SOCKET, file, 0) } else { Ok(()) }
 }
 
-/// NVIDIA's driver lets one file hold another without any descriptor: a device file its control file
-/// (`nv_file_private_t.ctl_nvfp_priv`), a UVM "MM" file its VA-space file (tagged `private_data`).
-///
-/// Layouts differ by driver series, so each guess must prove itself before it is believed.
-#[inline(always)]
-fn look_at_driver_pin(file: u64, rdev: u32) -> Result<(), Full> {
-    const NVIDIA_MAJOR: u32 = 195;
-    const NVIDIACTL: u32 = (NVIDIA_MAJOR << 20) | 255;
-    /// `ctl_nvfp` and `ctl_nvfp_priv`: 545 and later; 470 to 535.
-    const CONTROL_FILE_AT: [(u32, u32); 2] = [(88, 96), (80, 88)];
-    const UVM_TYPE_BITS: u64 = 7;
-    const UVM_TYPE_MM: u64 = 3;
-
-    let Some(private) = read::<u64>(file, offset!(file_private_data)) else { return Ok(()) };
-    if private == 0 {
-        return Ok(());
-    }
-    let pin = Found { kind: HOLD_DRIVER_PIN, tid: 0, by: file, at: 0, end: 0 };
-    if rdev >> 20 == NVIDIA_MAJOR {
-        for (private_at, file_at) in CONTROL_FILE_AT {
-            let pinned = read::<u64>(private, file_at).unwrap_or(0);
-            if pinned == 0 || pinned == file || character_device(pinned) != Some(NVIDIACTL) {
-                continue;
-            }
-            let claimed = read::<u64>(private, private_at).unwrap_or(0);
-            if claimed != 0 && read::<u64>(pinned, offset!(file_private_data)) == Some(claimed) {
-                return emit(&pin, FILE_DEVICE, pinned, NVIDIACTL);
-            }
-        }
-    } else if private & UVM_TYPE_BITS == UVM_TYPE_MM {
-        let pinned = private & !UVM_TYPE_BITS;
-        if pinned != file && character_device(pinned) == Some(rdev) {
-            return emit(&pin, FILE_DEVICE, pinned, rdev);
-        }
-    }
-    Ok(())
-}
-
-struct RingWalk {
-    table: u64,
-    ring: u64,
-    tid: u32,
-    full: u32,
-}
-
-/// An io_uring can hold files in a table of its own. Reports the ring, then what it holds.
+/// An io_uring can hold files in a table of its own; `rings.rs` looks into those that hold any.
 #[inline(always)]
 fn look_at_ring(file: u64, found: &Found) -> Result<(), Full> {
     let Some(control) = control() else { return Ok(()) };
     if control.ring_fops == 0 || read::<u64>(file, offset!(file_op)) != Some(control.ring_fops) {
         return Ok(());
     }
-    if offset!(ring_known) == 0 {
-        // The user side reads `/proc/PID/fdinfo` instead.
-        return emit(found, FILE_RING, file, 0);
-    }
-    let Some(ring) = read::<u64>(file, offset!(file_private_data)) else { return Ok(()) };
-    let count = read::<u32>(ring, offset!(ring_nr_files)).unwrap_or(0).min(MAX_RING_FILES);
-    let table = read::<u64>(ring, offset!(ring_files)).unwrap_or(0);
-    if count == 0 || table == 0 {
-        return Ok(());
-    }
-    emit(found, FILE_RING, file, 0)?;
-    let mut walk = RingWalk { table, ring: file, tid: found.tid, full: 0 };
-    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
-    unsafe { bpf_loop(count, look_at_ring_slot as *mut c_void, (&raw mut walk).cast(), 0) };
-    if walk.full == 0 { Ok(()) } else { Err(Full) }
-}
-
-#[inline(never)]
-unsafe extern "C" fn look_at_ring_slot(slot: u32, walk: *mut c_void) -> i64 {
-    // SAFETY: `look_at_ring` passes a `RingWalk` on its stack.
-    let walk = unsafe { &mut *walk.cast::<RingWalk>() };
-    let mut entry = read::<u64>(walk.table + u64::from(slot) * 8, 0).unwrap_or(0);
-    if offset!(ring_node_file) != ABSENT {
-        entry = read::<u64>(entry, offset!(ring_node_file)).unwrap_or(0);
-    }
-    let file = entry & !RING_FLAGS;
-    if let Some(rdev) = character_device(file) {
-        let found = Found { kind: HOLD_IO_URING, tid: walk.tid, by: walk.ring, at: u64::from(slot), end: 0 };
-        if is_wanted(rdev)
-            && (emit(&found, FILE_DEVICE, file, rdev).is_err() || look_at_driver_pin(file, rdev).is_err())
-        {
-            walk.full = 1;
-            return 1;
+    // Where the table cannot be read here, the user side reads `/proc/PID/fdinfo` instead.
+    if offset!(ring_known) != 0 {
+        let ring = read::<u64>(file, offset!(file_private_data)).unwrap_or(0);
+        if read::<u32>(ring, offset!(ring_nr_files)).unwrap_or(0) == 0 {
+            return Ok(());
         }
     }
-    0
+    emit(found, FILE_RING, file, 0)
 }

@@ -96,7 +96,8 @@ unsafe extern "C" fn walk_message(_: u32, walk: *mut c_void) -> i64 {
         walk.done = 1;
         return 1;
     }
-    let looked = if walk.listening != 0 { look_at_connection(buffer, walk) } else { look_at_message(buffer, walk) };
+    let looked =
+        if walk.listening != 0 { look_at_connection(buffer, walk) } else { look_at_message(buffer, walk) };
     if looked.is_err() {
         walk.full = 1;
         return 1;
@@ -154,7 +155,13 @@ unsafe extern "C" fn walk_files(index: u32, message: *mut c_void) -> i64 {
         return 1;
     }
     let file = read::<u64>(message.files + u64::from(index) * 8, 0).unwrap_or(0);
-    let found = Found { kind: HOLD_IN_FLIGHT, tid: 0, by: message.by, at: message.inode, end: message.buffer + u64::from(index) };
+    let found = Found {
+        kind: HOLD_IN_FLIGHT,
+        tid: 0,
+        by: message.by,
+        at: message.inode,
+        end: message.buffer + u64::from(index),
+    };
     if file != 0 && look_at_in_flight(file, &found).is_err() {
         message.full = 1;
         return 1;

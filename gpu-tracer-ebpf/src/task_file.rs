@@ -34,8 +34,11 @@ fn iter_task_files(context: *mut c_void) -> i32 {
     let (tid, by) =
         unsafe { (field::<u32>(task, offset!(task_pid)), field::<u64>(task, offset!(task_files))) };
     let found = Found { kind: HOLD_FD, tid, by, at: u64::from(context.fd), end: 0 };
-    let looked =
-        if carriers { look_at_carrier(file as u64, &found) } else { look_at_device(file as u64, &found).map(drop) };
+    let looked = if carriers {
+        look_at_carrier(file as u64, &found)
+    } else {
+        look_at_device(file as u64, &found).map(drop)
+    };
     match looked {
         Ok(()) => 0,
         Err(Full) => 1,

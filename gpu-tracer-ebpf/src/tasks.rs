@@ -7,6 +7,7 @@
 use core::ffi::c_void;
 
 use aya_ebpf::{
+    helpers::bpf_get_current_pid_tgid,
     helpers::generated::{bpf_loop, bpf_probe_read_kernel, bpf_seq_write},
     macros::map,
     maps::{HashMap, PerCpuArray},
@@ -18,7 +19,7 @@ use gpu_tracer_common::{
 
 use crate::{
     access::{field, offset, read},
-    holds::{Found, Full, control, look_at_carrier, look_at_file},
+    holds::{BPF_F_NO_PREALLOC, Found, Full, control, look_at_carrier, look_at_file},
 };
 
 #[repr(C)]
@@ -36,7 +37,7 @@ struct TaskContext {
 
 /// fd tables that some thread showed already in the session of the value. Only a shortcut: the user side counts each table once anyway.
 #[map]
-static SHOWN: HashMap<u64, u64> = HashMap::with_max_entries(16_384, 0);
+static SHOWN: HashMap<u64, u64> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
 
 /// Room for one word's worth of file pointers, which the stack does not have.
 #[map]
@@ -121,7 +122,8 @@ fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
     // SAFETY: `task` is the context's BTF pointer, checked for null.
     let (tgid, tid, files) = unsafe { identify(task) };
     if control.mode == mode::LEARN_RING {
-        if tid == control.learn_tgid {
+        // An iterator runs in the context of its reader, whatever PID namespace that is in.
+        if u64::from(tgid) == bpf_get_current_pid_tgid() >> 32 && tid == tgid {
             control.ring_fops = file_operations(files, control.learn_fd).unwrap_or(0);
         }
         return Ok(());
@@ -296,7 +298,8 @@ fn innermost_pid(leader: u64, tgid: u32) -> (u32, u32) {
     let pid = read::<u64>(leader, offset!(task_thread_pid)).unwrap_or(0);
     let Some(level) = read::<u32>(pid, offset!(pid_level)) else { return (tgid, 0) };
     // The kernel allows 32 levels.
-    let number = pid + u64::from(offset!(pid_numbers)) + u64::from(level.min(32)) * u64::from(offset!(upid_size));
+    let number =
+        pid + u64::from(offset!(pid_numbers)) + u64::from(level.min(32)) * u64::from(offset!(upid_size));
     let namespace = read::<u64>(number, offset!(upid_ns)).unwrap_or(0);
     (
         read::<u32>(number, offset!(upid_nr)).unwrap_or(tgid),

@@ -3,10 +3,9 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
-use std::os::fd::AsFd as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
 
@@ -49,11 +48,16 @@ pub(crate) fn stdout(command: &mut Command) -> Result<String> {
         .with_context(|| format!("`{}` printed something that is not UTF-8", shown(command)))
 }
 
-/// Runs a command with its error output going where its output goes, in the order in which it writes them.
-pub(crate) fn merged(command: &mut Command) -> Result<ExitStatus> {
-    io::stdout().flush()?;
-    let output = io::stdout().as_fd().try_clone_to_owned()?;
-    command.stderr(output).status().with_context(|| format!("cannot start `{}`", shown(command)))
+/// Runs a command and returns what it writes on either stream, in the order in which it writes, and its status.
+pub(crate) fn merged(command: &mut Command) -> Result<(String, ExitStatus)> {
+    let (mut read, write) = io::pipe()?;
+    command.stdout(write.try_clone()?).stderr(write);
+    let mut child = command.spawn().with_context(|| format!("cannot start `{}`", shown(command)))?;
+    // The command keeps our copies of the writing end; with those the pipe would never end.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut output = Vec::new();
+    read.read_to_end(&mut output)?;
+    Ok((String::from_utf8_lossy(&output).into_owned(), child.wait()?))
 }
 
 /// A command as one would type it, without its environment.
@@ -112,6 +116,14 @@ mod tests {
             run_quietly(Command::new("sh").args(["-c", "echo out; echo err >&2; exit 3"])).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("out\nerr") && text.contains('3'), "{text}");
+    }
+
+    #[test]
+    fn both_streams_are_read_in_order() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo one; echo two >&2; echo three; exit 4"]);
+        let (said, status) = merged(&mut command).unwrap();
+        assert_eq!((said.as_str(), status.code()), ("one\ntwo\nthree\n", Some(4)));
     }
 
     #[test]

@@ -1,19 +1,25 @@
 //! Developer commands of gpu-tracer: set-up, builds, runs, tests and measurements, one file each.
 
+mod bench;
 mod bpf_toolchain;
 mod build_ebpf;
 mod child;
 mod debian;
 mod fingerprint;
+mod gpu;
 mod host_build;
 mod interrupt;
+mod lint;
 mod run;
 mod rustc;
 mod setup;
 mod stage;
+mod test;
+mod vm;
 mod workspace;
 
-use anyhow::Result;
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 use workspace::Workspace;
@@ -34,13 +40,46 @@ enum Task {
     BuildEbpf(build_ebpf::Arguments),
     /// Build everything and ask who holds the GPUs of this machine, or of a staged stand-in where there are none.
     Run(run::Arguments),
+    /// Build everything and run all tests; those that need root only as root.
+    Test(test::Arguments),
+    /// Check formatting and run clippy, warnings being errors.
+    Lint,
+    /// Measure, in the same run, gpu-tracer and what it is compared with.
+    Bench(bench::Arguments),
+    /// Prepare a folder to run on another machine, one with an NVIDIA GPU, and say what to run there.
+    ///
+    /// The programs in it are linked dynamically, because a statically linked glibc program crashes when it calls into
+    /// a library loaded at run time, as NVML is. They run on any distribution whose glibc is as new as the version that
+    /// this task prints.
+    Gpu(gpu::Arguments),
+    /// The processes that `bench` measures among.
+    #[command(hide = true)]
+    Crowd(bench::CrowdArguments),
+    /// Run the tests on the kernels of real distributions, in guests that QEMU emulates.
+    Vm(vm::Arguments),
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     let workspace = Workspace::locate();
-    match Arguments::parse().task {
+    let outcome = match Arguments::parse().task {
         Task::Setup(arguments) => setup::task(&workspace, &arguments),
         Task::BuildEbpf(arguments) => build_ebpf::task(&workspace, &arguments),
         Task::Run(arguments) => run::task(&workspace, &arguments),
+        Task::Test(arguments) => test::task(&workspace, &arguments),
+        Task::Lint => lint::task(&workspace),
+        Task::Bench(arguments) => bench::task(&workspace, &arguments),
+        Task::Gpu(arguments) => gpu::task(&workspace, &arguments),
+        Task::Vm(arguments) => vm::task(&workspace, &arguments),
+        Task::Crowd(arguments) => bench::crowd_task(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            for cause in error.chain().skip(1) {
+                eprintln!("  {}", cause.to_string().replace('\n', "\n  "));
+            }
+            ExitCode::FAILURE
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask run`: builds gpu-tracer and asks it who holds this machine's GPUs. Where there is none it stages real
 //! holders on a stand-in device and shows what other tools make of them beside ours.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
@@ -65,11 +66,13 @@ fn has_nvidia_devices() -> bool {
 fn holders(programs: &Programs, arguments: &[String]) -> Result<()> {
     let mut command = Command::new(&programs.gpu_tracer);
     command.arg("holders").args(arguments);
+    heading(&command);
     let status = command.status().with_context(|| format!("cannot start `{}`", child::shown(&command)))?;
     match status.code() {
-        Some(0 | 1 | 3) => Ok(()),
+        Some(0 | 1 | 3) => println!("({status})"),
         _ => bail!("`{}` failed ({status})", child::shown(&command)),
     }
+    Ok(())
 }
 
 fn staged(programs: &Programs, arguments: &[String]) -> Result<()> {
@@ -105,14 +108,12 @@ fn compare(programs: &Programs, arguments: &[String]) -> Result<()> {
         println!("  {name:<14}  {:<22}  {description}", pids(&scenario.staged));
         scenarios.push(scenario);
     }
-    show(Command::new("fuser").arg("-v").arg(node))?;
-    show(Command::new("lsof").arg(node))?;
-    let mut ours = Command::new(&programs.gpu_tracer);
-    ours.args(["holders", "--device", STANDIN_ARGUMENT]).args(arguments);
-    match show(&mut ours)? {
-        Some(0 | 1 | 3) => {}
-        status => bail!("`{}` failed (status {status:?})", child::shown(&ours)),
-    }
+    show_other(Command::new("fuser").arg("-v").arg(node))?;
+    show_other(Command::new("lsof").arg(node))?;
+    let mut arguments = arguments.to_vec();
+    arguments.extend(["--device".to_owned(), STANDIN_ARGUMENT.to_owned()]);
+    holders(programs, &arguments)?;
+    interrupt::check()?;
     drop(scenarios);
     drop(stage);
     println!("\nThe staged processes are ended and their device node is removed.");
@@ -138,23 +139,44 @@ fn pids(staged: &serde_json::Value) -> String {
     }
 }
 
-/// Runs a program under a heading and prints what it says on either stream; returns its exit status. A program that is
-/// not installed is said to be so.
-fn show(command: &mut Command) -> Result<Option<i32>> {
-    let program = Path::new(command.get_program());
-    let typed = child::shown(Command::new(program.file_name().unwrap_or_default()).args(command.get_args()));
-    println!("\n── {typed} ──");
-    if child::find_program(&program.to_string_lossy()).is_none() {
+/// Runs another tool under a heading and prints what it says on either stream.
+fn show_other(command: &mut Command) -> Result<()> {
+    heading(command);
+    if child::find_program(&command.get_program().to_string_lossy()).is_none() {
         println!("(not installed)");
-        return Ok(None);
+        return Ok(());
     }
-    let status = child::merged(command)?;
+    let (said, status) = child::merged(command)?;
     interrupt::check()?;
-    match status.code() {
-        Some(code) => println!("(exit status {code})"),
-        None => println!("({status})"),
+    print!("{}", without_complaints(&said));
+    println!("({status})");
+    Ok(())
+}
+
+fn heading(command: &Command) {
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default();
+    println!("\n── {} ──", child::shown(Command::new(program).args(command.get_args())));
+}
+
+/// Folds runs of fuser's complaints about files that even root may not look at; there is one for each descriptor of
+/// such a process.
+fn without_complaints(said: &str) -> String {
+    let mut kept = String::new();
+    let mut complaints = 0;
+    for line in said.lines().map(Some).chain([None]) {
+        if line.is_some_and(|line| line.starts_with("Cannot stat file /proc/")) {
+            complaints += 1;
+            continue;
+        }
+        if complaints > 0 {
+            let _ = writeln!(kept, "({complaints} x `Cannot stat file /proc/...` left out)");
+            complaints = 0;
+        }
+        if let Some(line) = line {
+            let _ = writeln!(kept, "{line}");
+        }
     }
-    Ok(status.code())
+    kept
 }
 
 #[cfg(test)]
@@ -168,5 +190,14 @@ mod tests {
         assert_eq!(shown(r#"{"pids":[7,9]}"#), "pids 7, 9");
         assert_eq!(shown(r#"{"pids":{"worker":7,"others":[8,9]}}"#), "pids 8, 9, 7");
         assert_eq!(shown(r#"{"scenario":"x"}"#), "pid unknown");
+    }
+
+    #[test]
+    fn complaints_are_folded_and_answers_kept() {
+        let said = "Cannot stat file /proc/1/fd/0: x\nCannot stat file /proc/1/fd/1: x\nUSER PID\n/dev/zero: 7\n\
+                    Cannot stat file /proc/9/fd/1: x\n";
+        let expected = "(2 x `Cannot stat file /proc/...` left out)\nUSER PID\n/dev/zero: 7\n\
+                        (1 x `Cannot stat file /proc/...` left out)\n";
+        assert_eq!(without_complaints(said), expected);
     }
 }

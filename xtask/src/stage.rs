@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::child;
 use crate::interrupt;
 
 /// The device that stands in for a GPU: `/dev/zero`'s number, which can be mapped and harms nobody.
@@ -62,6 +63,11 @@ impl Stage {
     pub(crate) fn node(&self) -> &Path {
         &self.node
     }
+
+    /// The private folder, for files that go with it.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
 }
 
 impl Drop for Stage {
@@ -90,17 +96,21 @@ pub(crate) struct Scenario {
 }
 
 impl Scenario {
-    /// Starts a scenario and waits until it is staged, at most 30 s.
+    /// Starts a scenario on a device and waits until it is staged, at most 30 s.
     pub(crate) fn start(program: &Path, name: &str, node: &Path) -> Result<Self> {
-        let mut child = Command::new(program)
-            .args([name, "--device"])
-            .arg(node)
+        Self::start_command(Command::new(program).args([name, "--device"]).arg(node), name)
+    }
+
+    /// Starts any program that behaves as scenarios do: prints one line of JSON when it is ready, and cleans up and ends
+    /// at the end of its input.
+    pub(crate) fn start_command(command: &mut Command, name: &str) -> Result<Self> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Its own group: a Ctrl-C at the terminal is for us, and we end it in order.
             .process_group(0)
             .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
+            .with_context(|| format!("cannot start `{}`", child::shown(command)))?;
         let output = child.stdout.take();
         let mut scenario = Self { child, staged: serde_json::Value::Null };
         let (send, lines) = mpsc::channel();

@@ -46,6 +46,11 @@ impl Workspace {
         self.target.join("bpf-build")
     }
 
+    /// Cargo's build folder for a statically linked program, whose flags would otherwise make the host's build anew.
+    pub(crate) fn static_target(&self) -> PathBuf {
+        self.target.join("static")
+    }
+
     /// A program of the host's release build.
     pub(crate) fn release_program(&self, name: &str) -> PathBuf {
         self.target.join("release").join(name)

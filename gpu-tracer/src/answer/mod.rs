@@ -1,1 +1,69 @@
 //! Puts ledger, process facts and GPU memory together into one report: the only place where they meet.
+//!
+//! [`holders`] in three steps: [`look`] takes a snapshot (and a second one where the first leaves a doubt),
+//! the ledger says who refers to what, [`assemble`] adds what people want to know about those who do.
+
+mod assemble;
+mod doctor;
+mod look;
+mod selected;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+pub use self::doctor::doctor;
+use self::look::Looker;
+use crate::gpu::nvml;
+use crate::gpu::selector;
+use crate::kernel::{self, Clock, ExtraDevice};
+use crate::model::report::{Cost, Report};
+
+/// How long NVML may take; it hangs behind a stuck teardown.
+const NVML_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What is asked, as written on the command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Question {
+    /// GPUs and devices, see [`crate::gpu::selector`]; none means all.
+    pub selectors: Vec<String>,
+    /// Devices that are to count as GPUs.
+    pub devices: Vec<ExtraDevice>,
+    /// Where to ask the daemon; `None` means where it usually listens.
+    pub socket: Option<PathBuf>,
+    /// Do not ask the daemon.
+    pub standalone: bool,
+}
+
+/// To microseconds: finer is noise.
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1000.0
+}
+
+/// Who holds which device now.
+///
+/// # Errors
+/// A device or GPU that does not exist, or a `/proc` that cannot be read. What merely could not be seen is no error: it
+/// is in the report's coverage.
+pub fn holders(question: &Question) -> anyhow::Result<Report> {
+    let root = Path::new("/");
+    let devices = kernel::discover(root, &question.devices)?;
+    let selection = selector::resolve(&question.selectors, &devices.gpus, &devices.table)?;
+    // NVML answers from a process of its own while this one looks at the kernel.
+    let asking = nvml::start();
+    let helper = asking.pid();
+    let started = Instant::now();
+    let mut looker = Looker::new();
+    let loaded = Instant::now();
+    let looked = looker.look(&devices.table, helper);
+    let look_ms = milliseconds(loaded.elapsed());
+    let nvml = asking.finish(NVML_DEADLINE);
+    let looked = looked.context("cannot look at this host")?;
+    let clock = Clock::now();
+    let cost = Cost { load_ms: milliseconds(loaded - started), look_ms, looks: looked.looks };
+    let mut report = assemble::report(&devices, &looked, &nvml, &clock);
+    report.cost = cost;
+    selected::narrow(&mut report, &selection);
+    Ok(report)
+}

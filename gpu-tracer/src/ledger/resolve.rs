@@ -142,7 +142,7 @@ fn spans(references: &[Referred<'_>], files: usize) -> Spans {
 /// The carrier that a reference goes through, if it goes through one.
 fn carrier_of(via: &Via) -> Option<FileKey> {
     match via {
-        Via::Fd { .. } | Via::Map { .. } => None,
+        Via::Fd { .. } | Via::Map { .. } | Via::SystemCall { .. } => None,
         Via::InFlight { socket, .. } => Some(*socket),
         Via::Unaccepted { listener } => Some(*listener),
         Via::IoUring { ring, .. } => Some(*ring),
@@ -251,6 +251,8 @@ impl<'a> Holders<'a> {
                 (owners.get(ring).map_or(&[], |owners| owners), |ways| &mut ways.io_uring)
             }
             Via::DriverPin { by } => (owners.get(by).map_or(&[], |owners| owners), |ways| &mut ways.pins),
+            // Whoever is in the call has the descriptor, or had it: that is credited as a descriptor.
+            Via::SystemCall { .. } => return,
         };
         for holder in holders {
             let held = &mut self.found[*holder as usize].held;

@@ -6,6 +6,7 @@
 
 pub mod change;
 pub mod device;
+pub mod doctor;
 pub mod event;
 pub mod exit;
 pub mod gpu;

@@ -1,5 +1,7 @@
 //! What the kernel said at one instant: tasks, open device files, and who refers to them.
 
+use std::collections::HashSet;
+
 use super::{DeviceNumber, MmKey, TableKey, Task};
 
 /// Identity of one `struct file` while it lives. Opaque: a kernel address, never shown, reused at once after release.
@@ -15,6 +17,8 @@ pub struct OpenFile {
     pub device: DeviceNumber,
     /// The kernel's own count of references; `None` where it could not be read (`/proc` walk).
     pub count: Option<u64>,
+    /// Tells it from most files that may come to have the same key later. Opaque; 0 where unknown (`/proc` walk).
+    pub identity: u64,
 }
 
 /// One reference to a file: to a device file of [`Snapshot::files`], or to a *carrier*, a file that can
@@ -68,6 +72,13 @@ pub enum Via {
         /// Slot in the ring's file table.
         slot: u32,
     },
+    /// A system call in progress keeps it, beside the descriptor it was given.
+    SystemCall {
+        /// The task in the call.
+        tid: u32,
+        /// The descriptor.
+        fd: u32,
+    },
     /// The driver itself holds it on behalf of another device file (`NV_ESC_REGISTER_FD`).
     DriverPin {
         /// The device file that holds it.
@@ -108,4 +119,48 @@ pub struct Snapshot {
     pub references: Vec<Reference>,
     /// What could not be seen.
     pub missing: Vec<Missing>,
+}
+
+impl Snapshot {
+    /// Takes a process of our own out of it: its tasks, its references, and the files that only it held.
+    pub fn forget_process(&mut self, tgid: u32) {
+        let (ours, others): (Vec<&Task>, Vec<&Task>) = self.tasks.iter().partition(|task| task.tgid == tgid);
+        let tables: HashSet<TableKey> = ours.iter().filter_map(|task| task.table).collect();
+        let mms: HashSet<MmKey> = ours.iter().filter_map(|task| task.mm).collect();
+        let shared_tables: HashSet<TableKey> = others.iter().filter_map(|task| task.table).collect();
+        let shared_mms: HashSet<MmKey> = others.iter().filter_map(|task| task.mm).collect();
+        let mut ours: HashSet<FileKey> = HashSet::new();
+        self.references.retain(|reference| {
+            let drop = match &reference.via {
+                Via::Fd { table, .. } => tables.contains(table) && !shared_tables.contains(table),
+                Via::Map { mm, .. } => mms.contains(mm) && !shared_mms.contains(mm),
+                _ => false,
+            };
+            if drop {
+                ours.insert(reference.file);
+            }
+            !drop
+        });
+        // What its files held goes with them.
+        loop {
+            let alive: HashSet<FileKey> = self.references.iter().map(|reference| reference.file).collect();
+            ours.retain(|file| !alive.contains(file));
+            let before = self.references.len();
+            let mut released = Vec::new();
+            self.references.retain(|reference| {
+                let drop = matches!(&reference.via, Via::DriverPin { by } if ours.contains(by));
+                if drop {
+                    released.push(reference.file);
+                }
+                !drop
+            });
+            ours.extend(released);
+            if self.references.len() == before {
+                break;
+            }
+        }
+        let alive: HashSet<FileKey> = self.references.iter().map(|reference| reference.file).collect();
+        self.files.retain(|file| alive.contains(&file.key) || !ours.contains(&file.key));
+        self.tasks.retain(|task| task.tgid != tgid);
+    }
 }

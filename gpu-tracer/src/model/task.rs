@@ -19,6 +19,16 @@ pub struct ProcessId {
     pub start_ns: u64,
 }
 
+impl ProcessId {
+    /// Is `start_ns`, from `/proc/PID/stat` and therefore in steps of a clock tick, the start of this process?
+    #[must_use]
+    pub const fn started_in_tick_of(self, start_ns: u64) -> bool {
+        /// USER_HZ is 100 on every architecture we build for.
+        const TICK_NS: u64 = 10_000_000;
+        self.start_ns.abs_diff(start_ns) < TICK_NS
+    }
+}
+
 /// Scheduler state of a task, as the letter that `ps` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TaskState {

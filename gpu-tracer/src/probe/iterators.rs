@@ -1,7 +1,6 @@
 //! The iterator programs, loaded, and reading one pass of one of them.
 
 use std::{
-    collections::HashSet,
     fs::File,
     io::{self, ErrorKind, Read},
     os::fd::{AsFd, AsRawFd, OwnedFd},
@@ -17,11 +16,11 @@ use aya::{
 };
 use gpu_tracer_common::{
     LAYOUT,
-    snapshot::{Control, EVERY_MINOR, Header, HoldRecord, mode},
+    snapshot::{Control, Header, HoldRecord, MAX_SUBJECTS, mode},
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{OBJECT, ProbeError, layout, ring, sys};
+use super::{OBJECT, ProbeError, events, layout, ring, sys, wanted};
 use crate::{kernel::btf::Btf, model::DeviceTable};
 
 /// Bytes asked for in one read; the kernel gives at most 32 KiB a time.
@@ -58,12 +57,17 @@ pub struct Iterators {
     pub(super) task_files: Option<OwnedFd>,
     pub(super) mappings: Optional,
     pub(super) sockets: Optional,
+    pub(super) driver_pins: Optional,
+    pub(super) ring_tables: Optional,
+    pub(super) file_mappings: Optional,
+    pub(super) checks: Optional,
     rings: RingAccess,
     ring_operations: u64,
     holds: RingBuf<MapData>,
     control: Array<MapData, ControlPod>,
     wanted: HashMap<MapData, u32, u8>,
     carriers: HashMap<MapData, u64, u8>,
+    subjects: Array<MapData, u64>,
     _ebpf: Ebpf,
 }
 
@@ -72,6 +76,9 @@ impl std::fmt::Debug for Iterators {
         f.debug_struct("Iterators")
             .field("mappings", &self.mappings)
             .field("sockets", &self.sockets)
+            .field("driver_pins", &self.driver_pins)
+            .field("ring_tables", &self.ring_tables)
+            .field("file_mappings", &self.file_mappings)
             .field("rings", &self.rings)
             .finish_non_exhaustive()
     }
@@ -85,11 +92,13 @@ impl Iterators {
         }
         let layout = layout::resolve(btf)?;
         let kernel = AyaBtf::from_sys_fs().map_err(|error| ProbeError::Load(error.into()))?;
-        let mut ebpf = EbpfLoader::new()
-            .btf(Some(&kernel))
-            .override_global("KERNEL", layout.as_bytes(), true)
-            .load(OBJECT)
-            .map_err(ProbeError::Load)?;
+        let mut loader = EbpfLoader::new();
+        loader.btf(Some(&kernel)).override_global("KERNEL", layout.as_bytes(), true);
+        // Maps of programs that are not loaded here; each is made as small as can be.
+        events::MAPS.iter().for_each(|(map, least)| {
+            loader.map_max_entries(map, *least);
+        });
+        let mut ebpf = loader.load(OBJECT).map_err(ProbeError::Load)?;
 
         let walk = link(&mut ebpf, "iter_tasks", "task", &kernel);
         if let Err(error) = &walk {
@@ -106,20 +115,31 @@ impl Iterators {
         let mappings = link(&mut ebpf, "iter_mappings", "task_vma", &kernel)
             .or_else(|_| link(&mut ebpf, "iter_mappings_only", "task_vma", &kernel))
             .map_err(|error| error.to_string());
-        let sockets =
-            link(&mut ebpf, "iter_sockets", "unix", &kernel).map_err(|error| error.to_string());
+        let sockets = link(&mut ebpf, "iter_sockets", "unix", &kernel).map_err(|error| error.to_string());
+        let driver_pins =
+            link(&mut ebpf, "iter_driver_pins", "task", &kernel).map_err(|error| error.to_string());
+        let ring_tables = link(&mut ebpf, "iter_rings", "task", &kernel).map_err(|error| error.to_string());
+        let checks = link(&mut ebpf, "iter_recheck", "task", &kernel).map_err(|error| error.to_string());
+
+        let file_mappings =
+            link(&mut ebpf, "iter_file_mappings", "task", &kernel).map_err(|error| error.to_string());
 
         let mut iterators = Self {
             tasks,
             task_files,
             mappings,
             sockets,
+            driver_pins,
+            ring_tables,
+            file_mappings,
+            checks,
             rings: RingAccess::NotThere,
             ring_operations: 0,
             holds: RingBuf::try_from(take(&mut ebpf, "HOLDS")?).map_err(on("HOLDS"))?,
             control: Array::try_from(take(&mut ebpf, "CONTROL")?).map_err(on("CONTROL"))?,
             wanted: HashMap::try_from(take(&mut ebpf, "WANTED")?).map_err(on("WANTED"))?,
             carriers: HashMap::try_from(take(&mut ebpf, "CARRIERS")?).map_err(on("CARRIERS"))?,
+            subjects: Array::try_from(take(&mut ebpf, "SUBJECTS")?).map_err(on("SUBJECTS"))?,
             _ebpf: ebpf,
         };
         iterators.rings = iterators.learn_rings(layout.ring_known != 0)?;
@@ -158,7 +178,6 @@ impl Iterators {
         let operations = match ring::create() {
             Ok(ring) => {
                 self.start(mode::LEARN_RING, |control| {
-                    control.learn_tgid = std::process::id();
                     control.learn_fd = ring.as_raw_fd() as u32;
                 })?;
                 let link = self.tasks.try_clone().map_err(ProbeError::Thread)?;
@@ -180,28 +199,9 @@ impl Iterators {
         }
     }
 
-    /// Tells the programs which device numbers to report: at least those that count.
+    /// Tells the programs which device numbers to report.
     pub(super) fn want(&mut self, devices: &DeviceTable) -> Result<(), ProbeError> {
-        /// Longer ranges are asked for by their major.
-        const LONG: u32 = 64;
-        let keys: HashSet<u32> = devices
-            .ranges
-            .iter()
-            .flat_map(|range| {
-                let major = range.major << 20;
-                if range.last - range.first < LONG {
-                    (major | range.first)..=(major | range.last)
-                } else {
-                    (major | EVERY_MINOR)..=(major | EVERY_MINOR)
-                }
-            })
-            .collect();
-        let stale: Vec<u32> =
-            self.wanted.keys().filter_map(Result::ok).filter(|key| !keys.contains(key)).collect();
-        for key in stale {
-            self.wanted.remove(&key).map_err(on("WANTED"))?;
-        }
-        keys.iter().try_for_each(|key| self.wanted.insert(key, 1, 0)).map_err(on("WANTED"))
+        wanted::set(&mut self.wanted, devices)
     }
 
     /// Prepares the control block for a pass.
@@ -224,6 +224,32 @@ impl Iterators {
             let _ = self.carriers.remove(&key);
         }
         Ok(files.filter(|file| self.carriers.insert(file, 1, 0).is_err()).count())
+    }
+
+    /// Gives each of `files` to a program that looks at one file per run.
+    pub(super) fn look_closer(
+        &mut self,
+        link: &OwnedFd,
+        files: &[u64],
+        holds: &mut Vec<HoldRecord>,
+    ) -> Result<(), ProbeError> {
+        for chunk in files.chunks(MAX_SUBJECTS as usize) {
+            for (index, file) in chunk.iter().enumerate() {
+                self.subjects.set(index as u32, file, 0).map_err(on("SUBJECTS"))?;
+            }
+            self.start(mode::DEVICES, |control| control.subjects = chunk.len() as u32)?;
+            let mut done = 0;
+            // One pass has as many runs as the host has tasks.
+            while done < chunk.len() as u32 {
+                self.read_pass("task", sys::open_iterator(link.as_fd())?, holds)?;
+                let now = self.control.get(&0, 0).map_err(on("CONTROL"))?.0.subject;
+                if now == done {
+                    return Err(ProbeError::Overflow { iterator: "task" });
+                }
+                done = now;
+            }
+        }
+        Ok(())
     }
 
     /// Reads an iterator that cannot block to its end; holds are appended, the sequence file's bytes returned.
@@ -299,7 +325,8 @@ impl Iterators {
     fn drain(&mut self, holds: &mut Vec<HoldRecord>) -> Result<usize, ProbeError> {
         let before = holds.len();
         while let Some(item) = self.holds.next() {
-            let record = HoldRecord::read_from_bytes(&item).ok().filter(|record| record.header.layout == LAYOUT);
+            let record =
+                HoldRecord::read_from_bytes(&item).ok().filter(|record| record.header.layout == LAYOUT);
             match record {
                 Some(record) => holds.push(record),
                 None => return Err(foreign(&item)),
@@ -357,11 +384,8 @@ fn link(
     kernel: &AyaBtf,
 ) -> Result<OwnedFd, ProbeError> {
     let refused = |source| ProbeError::Program { program, source };
-    let iterator: &mut Iter = ebpf
-        .program_mut(program)
-        .ok_or(ProbeError::Incompatible(program))?
-        .try_into()
-        .map_err(refused)?;
+    let iterator: &mut Iter =
+        ebpf.program_mut(program).ok_or(ProbeError::Incompatible(program))?.try_into().map_err(refused)?;
     iterator.load(target, kernel).map_err(refused)?;
     Ok(sys::iterator_link(iterator.fd().map_err(refused)?.as_fd(), None)?)
 }

@@ -10,11 +10,10 @@ use std::{
 use gpu_tracer_common::{
     LAYOUT,
     snapshot::{
-        FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_DRIVER_PIN, HOLD_FD, HOLD_IN_FLIGHT, HOLD_IO_URING, HOLD_MAP,
-        HOLD_UNACCEPTED, HoldRecord, TaskRecord, mode, task_bits,
+        FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_DRIVER_PIN, HOLD_FD, HOLD_IN_FLIGHT, HOLD_IO_URING,
+        HOLD_MAP, HOLD_UNACCEPTED, HoldRecord, TaskRecord, mode, task_bits,
     },
 };
-use rustix::time::{ClockId, clock_gettime};
 use zerocopy::FromBytes;
 
 use super::{
@@ -22,6 +21,7 @@ use super::{
     iterators::{RingAccess, foreign},
     netns, sys,
 };
+use crate::kernel::boot_now;
 use crate::model::{
     DeviceNumber, DeviceTable, FileKey, Missing, MmKey, OpenFile, RawText, Reference, Snapshot, TableKey,
     Task, TaskState, Via, snapshot::Source,
@@ -29,13 +29,6 @@ use crate::model::{
 
 const PF_EXITING: u32 = 0x4;
 const PF_KTHREAD: u32 = 0x20_0000;
-
-/// Nanoseconds of boot time, now.
-#[must_use]
-pub fn boot_now() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
 
 impl Iterators {
     /// Looks at everything once. Passes that might block in the kernel get `within` each.
@@ -47,8 +40,10 @@ impl Iterators {
         let tasks = self.pass_tasks(&mut holds, within)?;
         self.pass_mappings(&mut holds, &mut missing, within)?;
         self.pass_sockets(&tasks, &mut holds, &mut missing, within)?;
+        self.pass_rings(&mut holds, &mut missing)?;
         self.pass_carriers(&mut holds, &mut missing)?;
-        self.note_rings(&holds, &mut missing);
+        self.pass_driver_pins(&mut holds)?;
+        self.pass_file_mappings(&mut holds)?;
         let (files, references) = assemble(&holds, devices, self.task_files.is_some());
         Ok(Snapshot { taken_ns, source: Source::Iterators, tasks, files, references, missing })
     }
@@ -124,7 +119,10 @@ impl Iterators {
                 namespace
                     .enter()
                     .map_err(|error| {
-                        io::Error::new(error.kind(), format!("network namespace {}: {error}", namespace.inode))
+                        io::Error::new(
+                            error.kind(),
+                            format!("network namespace {}: {error}", namespace.inode),
+                        )
                     })
                     .and_then(|()| sys::open_iterator(link.as_fd()).map_err(io::Error::other)),
             )
@@ -155,8 +153,7 @@ impl Iterators {
         holds: &mut Vec<HoldRecord>,
         missing: &mut Vec<Missing>,
     ) -> Result<(), ProbeError> {
-        let in_flight =
-            |hold: &&HoldRecord| matches!(hold.header.kind, HOLD_IN_FLIGHT | HOLD_UNACCEPTED);
+        let in_flight = |hold: &&HoldRecord| matches!(hold.header.kind, HOLD_IN_FLIGHT | HOLD_UNACCEPTED);
         if !holds.iter().any(|hold| hold.header.kind == HOLD_IN_FLIGHT && hold.file_kind != FILE_SOCKET) {
             return Ok(());
         }
@@ -174,19 +171,71 @@ impl Iterators {
         Ok(())
     }
 
-    fn note_rings(&self, holds: &[HoldRecord], missing: &mut Vec<Missing>) {
-        let seen = holds.iter().any(|hold| hold.file_kind == FILE_RING);
-        let why = match self.rings() {
-            RingAccess::NotThere | RingAccess::Walk => return,
-            RingAccess::Fdinfo if !seen => return,
-            RingAccess::Fdinfo => "the file table of io_urings cannot be read on this kernel".to_owned(),
-            RingAccess::Unknown(why) => format!("files registered with io_urings cannot be seen: {why}"),
+    /// What do the io_urings hold that were found?
+    fn pass_rings(
+        &mut self,
+        holds: &mut Vec<HoldRecord>,
+        missing: &mut Vec<Missing>,
+    ) -> Result<(), ProbeError> {
+        let rings = distinct(holds, FILE_RING);
+        let why = match (self.rings(), &self.ring_tables) {
+            (RingAccess::NotThere, _) => return Ok(()),
+            (RingAccess::Unknown(why), _) => format!("files registered with io_urings cannot be seen: {why}"),
+            _ if rings.is_empty() => return Ok(()),
+            (RingAccess::Walk, Ok(link)) => {
+                let link = link.try_clone().map_err(ProbeError::Thread)?;
+                return self.look_closer(&link, &rings, holds);
+            }
+            (RingAccess::Fdinfo, _) => "the file table of io_urings cannot be read on this kernel".to_owned(),
+            (RingAccess::Walk, Err(why)) => format!("files registered with io_urings cannot be seen: {why}"),
         };
         missing.push(Missing { what: "io_uring", why });
+        Ok(())
+    }
+
+    /// Which files does the driver hold on behalf of those found? Without this they stay unexplained, so it is no gap.
+    fn pass_driver_pins(&mut self, holds: &mut Vec<HoldRecord>) -> Result<(), ProbeError> {
+        let files = distinct(holds, FILE_DEVICE);
+        match &self.driver_pins {
+            Ok(link) if !files.is_empty() => {
+                let link = link.try_clone().map_err(ProbeError::Thread)?;
+                self.look_closer(&link, &files, holds)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Which mappings have the files that still do not add up? As above: without this they stay unexplained.
+    fn pass_file_mappings(&mut self, holds: &mut Vec<HoldRecord>) -> Result<(), ProbeError> {
+        let files = unaccounted(holds);
+        match &self.file_mappings {
+            Ok(link) if !files.is_empty() => {
+                let link = link.try_clone().map_err(ProbeError::Thread)?;
+                self.look_closer(&link, &files, holds)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
+/// Device files that the kernel counts more references of than were found.
+fn unaccounted(holds: &[HoldRecord]) -> Vec<u64> {
+    let mut found: HashMap<u64, (u64, HashSet<(u16, u64, u64)>)> = HashMap::new();
+    for hold in holds.iter().filter(|hold| hold.file_kind == FILE_DEVICE && hold.count != u64::MAX) {
+        let (count, references) = found.entry(hold.file).or_default();
+        *count = hold.count;
+        references.insert((hold.header.kind, hold.by, hold.at ^ hold.end));
+    }
+    let short = found.into_iter().filter(|(_, (count, references))| *count > references.len() as u64);
+    short.map(|(file, _)| file).collect()
+}
 
+/// Files of one kind, each once.
+fn distinct(holds: &[HoldRecord], kind: u32) -> Vec<u64> {
+    let files: HashSet<u64> =
+        holds.iter().filter(|hold| hold.file_kind == kind).map(|hold| hold.file).collect();
+    files.into_iter().collect()
+}
 
 /// Records to files and references, each once: passes may repeat a record, and threads repeat each other.
 fn assemble(
@@ -207,7 +256,7 @@ fn assemble(
             if devices.identify(device).is_none() {
                 continue;
             }
-            files.insert(hold.file, OpenFile { key, device, count });
+            files.insert(hold.file, OpenFile { key, device, count, identity: hold.identity });
         }
         if let Some(via) = via(hold) {
             references.insert(Reference { file: key, via });

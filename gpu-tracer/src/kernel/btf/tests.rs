@@ -403,3 +403,14 @@ fn this_kernel_has_what_every_kernel_has() {
         start.elapsed() - looked_up
     );
 }
+
+#[test]
+fn the_driver_of_this_host_is_read_on_top_of_its_kernel() {
+    let Ok(kernel) = Btf::read(Btf::VMLINUX) else { return };
+    let Ok(driver) = Btf::read_split("/sys/kernel/btf/nvidia", &kernel) else {
+        return; // No driver here, or one without type information.
+    };
+    assert!(driver.has_func("nvidia_open") && !kernel.has_func("nvidia_open"));
+    assert_eq!(driver.field("file", "f_inode").unwrap(), kernel.field("file", "f_inode").unwrap());
+    assert_eq!(driver.field("nv_linux_state_t", "minor_num").unwrap().size, 4);
+}

@@ -1,0 +1,214 @@
+//! A closer look at single files that an earlier pass found: which file does the driver hold on behalf of this one,
+//! what does this io_uring hold, and (`recheck.rs`) is this still the file that it was?
+//!
+//! The user side lists the files in [`SUBJECTS`]; each run of a program (once per task, whichever it is) takes the next.
+//! The files may have been released since, so everything read is checked before it is believed.
+
+use core::ffi::c_void;
+
+use aya_ebpf::{helpers::generated::bpf_loop, macros::map, maps::Array};
+use gpu_tracer_common::{
+    layout::ABSENT,
+    snapshot::{FILE_DEVICE, HOLD_DRIVER_PIN, HOLD_IO_URING, HOLD_MAP, MAX_SUBJECTS},
+};
+
+use crate::{
+    access::{offset, read},
+    holds::{Found, Full, character_device, control, emit, is_wanted},
+};
+
+/// `struct file` addresses.
+#[map]
+static SUBJECTS: Array<u64> = Array::with_max_entries(MAX_SUBJECTS, 0);
+
+/// Low bits of a file pointer in an io_uring table are flags.
+const RING_FLAGS: u64 = 7;
+/// Registered files of one ring that are looked at.
+const MAX_RING_FILES: u32 = 1 << 20;
+
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_driver_pins(_: *mut c_void) -> i32 {
+    next_subject(look_at_driver_pin)
+}
+
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_rings(_: *mut c_void) -> i32 {
+    next_subject(look_into_ring)
+}
+
+#[inline(always)]
+pub(crate) fn next_subject(look: impl Fn(u64) -> Result<(), Full>) -> i32 {
+    let Some(control) = control() else { return 0 };
+    if control.subject >= control.subjects {
+        return 0;
+    }
+    let Some(&file) = SUBJECTS.get(control.subject) else { return 0 };
+    if look(file).is_err() {
+        return 1;
+    }
+    control.subject += 1;
+    0
+}
+
+/// NVIDIA's driver lets one file hold another without any descriptor: a device file its control file
+/// (`nv_file_private_t.ctl_nvfp_priv`), a UVM "MM" file its VA-space file (tagged `private_data`).
+///
+/// Layouts differ by driver series, so each guess must prove itself before it is believed.
+#[inline(always)]
+fn look_at_driver_pin(file: u64) -> Result<(), Full> {
+    const NVIDIA_MAJOR: u32 = 195;
+    const NVIDIACTL: u32 = (NVIDIA_MAJOR << 20) | 255;
+    /// `ctl_nvfp` and `ctl_nvfp_priv`: 545 and later; 470 to 535.
+    const CONTROL_FILE_AT: [(u32, u32); 2] = [(88, 96), (80, 88)];
+    const UVM_TYPE_BITS: u64 = 7;
+    const UVM_TYPE_MM: u64 = 3;
+
+    let Some(rdev) = character_device(file) else { return Ok(()) };
+    let private = read::<u64>(file, offset!(file_private_data)).unwrap_or(0);
+    if private == 0 {
+        return Ok(());
+    }
+    let pin = Found { kind: HOLD_DRIVER_PIN, tid: 0, by: file, at: 0, end: 0 };
+    if rdev >> 20 == NVIDIA_MAJOR {
+        for (private_at, file_at) in CONTROL_FILE_AT {
+            let pinned = read::<u64>(private, file_at).unwrap_or(0);
+            if pinned == 0 || pinned == file || character_device(pinned) != Some(NVIDIACTL) {
+                continue;
+            }
+            let claimed = read::<u64>(private, private_at).unwrap_or(0);
+            if claimed != 0 && read::<u64>(pinned, offset!(file_private_data)) == Some(claimed) {
+                return emit(&pin, FILE_DEVICE, pinned, NVIDIACTL);
+            }
+        }
+    } else if private & UVM_TYPE_BITS == UVM_TYPE_MM {
+        let pinned = private & !UVM_TYPE_BITS;
+        if pinned != file && character_device(pinned) == Some(rdev) {
+            return emit(&pin, FILE_DEVICE, pinned, rdev);
+        }
+    }
+    Ok(())
+}
+
+/// Mappings of a file found from the file's side: also those in an address space that no task has any more.
+///
+/// NVIDIA's UVM keeps the address space of a dead process alive through a descriptor that a child inherited, and with it
+/// every mapping of the parent. `iter/task_vma` cannot get there.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_file_mappings(_: *mut c_void) -> i32 {
+    next_subject(look_for_mappings)
+}
+
+/// Mappings of one file that are followed.
+const MAX_MAPPINGS: u32 = 65_536;
+/// A red-black tree of that many nodes is no deeper than twice the logarithm.
+const MAX_DEPTH: usize = 32;
+
+struct TreeWalk {
+    file: u64,
+    depth: u32,
+    full: u32,
+    /// Nodes still to be visited.
+    nodes: [u64; MAX_DEPTH],
+}
+
+#[inline(always)]
+fn look_for_mappings(file: u64) -> Result<(), Full> {
+    if character_device(file).is_none() {
+        return Ok(());
+    }
+    let mapping = read::<u64>(file, offset!(file_mapping)).unwrap_or(0);
+    let root = read::<u64>(mapping, offset!(mapping_tree)).unwrap_or(0);
+    if root == 0 {
+        return Ok(());
+    }
+    let mut walk = TreeWalk { file, depth: 1, full: 0, nodes: [0; MAX_DEPTH] };
+    walk.nodes[0] = root;
+    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
+    unsafe { bpf_loop(MAX_MAPPINGS, visit_mapping as *mut c_void, (&raw mut walk).cast(), 0) };
+    if walk.full == 0 { Ok(()) } else { Err(Full) }
+}
+
+#[inline(never)]
+unsafe extern "C" fn visit_mapping(_: u32, walk: *mut c_void) -> i64 {
+    // SAFETY: `look_for_mappings` passes a `TreeWalk` on its stack.
+    let walk = unsafe { &mut *walk.cast::<TreeWalk>() };
+    let depth = u64::from(walk.depth);
+    if depth == 0 {
+        return 1;
+    }
+    // A mask is what the verifier understands as a bound.
+    let node = walk.nodes[((depth - 1) & (MAX_DEPTH as u64 - 1)) as usize];
+    walk.depth -= 1;
+    let vma = node.wrapping_sub(u64::from(offset!(vma_tree_node)));
+    // Files that share a mapping share its tree.
+    if read::<u64>(vma, offset!(vma_file)) == Some(walk.file) {
+        let found = Found {
+            kind: HOLD_MAP,
+            tid: 0,
+            by: read::<u64>(vma, offset!(vma_mm)).unwrap_or(0),
+            at: read::<u64>(vma, offset!(vma_start)).unwrap_or(0),
+            end: read::<u64>(vma, offset!(vma_end)).unwrap_or(0),
+        };
+        let rdev = character_device(walk.file).unwrap_or(0);
+        if emit(&found, FILE_DEVICE, walk.file, rdev).is_err() {
+            walk.full = 1;
+            return 1;
+        }
+    }
+    for side in [offset!(node_left), offset!(node_right)] {
+        let child = read::<u64>(node, side).unwrap_or(0);
+        let depth = u64::from(walk.depth);
+        if child != 0 && depth < MAX_DEPTH as u64 {
+            walk.nodes[(depth & (MAX_DEPTH as u64 - 1)) as usize] = child;
+            walk.depth += 1;
+        }
+    }
+    0
+}
+
+struct RingWalk {
+    table: u64,
+    ring: u64,
+    full: u32,
+    _padding: u32,
+}
+
+/// Reports the device files in the table of an io_uring.
+#[inline(always)]
+fn look_into_ring(file: u64) -> Result<(), Full> {
+    let Some(control) = control() else { return Ok(()) };
+    if control.ring_fops == 0 || read::<u64>(file, offset!(file_op)) != Some(control.ring_fops) {
+        return Ok(());
+    }
+    let Some(ring) = read::<u64>(file, offset!(file_private_data)) else { return Ok(()) };
+    let count = read::<u32>(ring, offset!(ring_nr_files)).unwrap_or(0).min(MAX_RING_FILES);
+    let table = read::<u64>(ring, offset!(ring_files)).unwrap_or(0);
+    if table == 0 {
+        return Ok(());
+    }
+    let mut walk = RingWalk { table, ring: file, full: 0, _padding: 0 };
+    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
+    unsafe { bpf_loop(count, look_at_ring_slot as *mut c_void, (&raw mut walk).cast(), 0) };
+    if walk.full == 0 { Ok(()) } else { Err(Full) }
+}
+
+#[inline(never)]
+unsafe extern "C" fn look_at_ring_slot(slot: u32, walk: *mut c_void) -> i64 {
+    // SAFETY: `look_into_ring` passes a `RingWalk` on its stack.
+    let walk = unsafe { &mut *walk.cast::<RingWalk>() };
+    let mut entry = read::<u64>(walk.table + u64::from(slot) * 8, 0).unwrap_or(0);
+    if offset!(ring_node_file) != ABSENT {
+        entry = read::<u64>(entry, offset!(ring_node_file)).unwrap_or(0);
+    }
+    let file = entry & !RING_FLAGS;
+    let Some(rdev) = character_device(file) else { return 0 };
+    let found = Found { kind: HOLD_IO_URING, tid: 0, by: walk.ring, at: u64::from(slot), end: 0 };
+    if is_wanted(rdev) && emit(&found, FILE_DEVICE, file, rdev).is_err() {
+        walk.full = 1;
+        return 1;
+    }
+    0
+}

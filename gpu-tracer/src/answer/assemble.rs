@@ -1,0 +1,220 @@
+//! From what was seen to the report of the contract.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::path::Path;
+
+use super::look::Looked;
+use crate::diagnose::{self, Evidence};
+use crate::gpu::claims::NvmlAnswer;
+use crate::kernel::{self, Clock, Devices};
+use crate::ledger::{FileView, HolderView};
+use crate::model::report::{
+    Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
+    SCHEMA,
+};
+use crate::model::{DeviceNumber, Gpu, ProcessId, TaskState};
+use crate::process::facts::read_stat;
+use crate::process::{self, FactOptions, MmReadable, ProcFs, ProcessFacts};
+
+/// The whole report, for all GPUs.
+pub(super) fn report(devices: &Devices, looked: &Looked, nvml: &NvmlAnswer, clock: &Clock) -> Report {
+    let files: Vec<FileReport> =
+        looked.view.files.iter().map(|file| file_report(file, devices, clock)).collect();
+    let holders: Vec<Holder> =
+        looked.view.holders.iter().map(|view| holder(view, looked, devices, nvml, clock)).collect();
+    Report {
+        schema: SCHEMA,
+        taken_at: wall(clock, looked.view.taken_ns),
+        boot_id: kernel::boot_id(Path::new("/")).unwrap_or_default(),
+        plan: looked.plan.to_owned(),
+        coverage: coverage(looked, &files, devices),
+        cost: Cost::default(),
+        gpus: devices.gpus.iter().map(|gpu| gpu_report(gpu, nvml)).collect(),
+        files,
+        holders,
+    }
+}
+
+fn wall(clock: &Clock, boot_ns: u64) -> String {
+    format!("{:.3}", clock.wall(boot_ns))
+}
+
+/// Complete: everything was looked at, and every reference that the kernel counts has a name.
+fn coverage(looked: &Looked, files: &[FileReport], devices: &Devices) -> Coverage {
+    let mut missing: Vec<MissingReport> = looked
+        .missing
+        .iter()
+        .map(|missing| MissingReport { what: missing.what.to_owned(), why: missing.why.clone() })
+        .collect();
+    let unexplained: u64 = files.iter().map(|file| file.unexplained).sum();
+    if unexplained > 0 {
+        let concerned = files.iter().filter(|file| file.unexplained > 0).count();
+        missing.push(MissingReport {
+            what: "unexplained-references".to_owned(),
+            why: format!(
+                "{unexplained} references to {concerned} open files are counted by the kernel and held by nobody \
+                 that can be named: a system call in progress, or a kernel user of the device"
+            ),
+        });
+    }
+    if devices.table.is_empty() {
+        missing.push(MissingReport {
+            what: "devices".to_owned(),
+            why: "this host has no GPU device in /proc/devices; name one with --device MAJOR:MINOR=NAME"
+                .to_owned(),
+        });
+    }
+    missing.sort();
+    missing.dedup();
+    Coverage { complete: missing.is_empty(), missing }
+}
+
+fn gpu_report(gpu: &Gpu, nvml: &NvmlAnswer) -> GpuReport {
+    let claimed = nvml.gpus.iter().find(|claimed| {
+        gpu.uuid.is_some() && claimed.identity.uuid == gpu.uuid
+            || gpu.uuid.is_none() && claimed.identity.index == gpu.index
+    });
+    GpuReport {
+        index: gpu.index,
+        minor: gpu.minor,
+        uuid: gpu.uuid.clone(),
+        bus_id: gpu.bus_id.clone(),
+        name: gpu.name.clone(),
+        memory_used_mib: claimed.and_then(|claimed| claimed.memory.used_mib),
+        memory_total_mib: claimed.and_then(|claimed| claimed.memory.total_mib),
+        unattributed_mib: claimed.and_then(|claimed| claimed.attribution().unattributed_mib),
+    }
+}
+
+fn file_report(file: &FileView, devices: &Devices, clock: &Clock) -> FileReport {
+    let device = devices.table.identify(file.device);
+    FileReport {
+        id: file.id,
+        device: device_name(devices, file.device),
+        gpu: device.and_then(|device| device.gpu),
+        state: file.state.word().to_owned(),
+        references: file.count,
+        unexplained: file.unexplained,
+        driver_pins: file.driver_pins,
+        opened_at: file.opened.as_ref().map(|opened| wall(clock, opened.at_ns)),
+        opener: file.opened.as_ref().map(|opened| Opener {
+            pid: opened.opener.process.tgid,
+            start_ns: opened.opener.process.start_ns,
+            comm: opened.opener.comm.clone(),
+            cmdline: opened.opener.cmdline.clone(),
+            alive: is_alive(opened.opener.process),
+        }),
+    }
+}
+
+/// Does that very process still live, and not a later one with its PID?
+fn is_alive(process: ProcessId) -> bool {
+    let stat = ProcFs::host().process(process.tgid).and_then(|directory| read_stat(&directory));
+    stat.is_ok_and(|stat| !stat.is_dead() && process.started_in_tick_of(stat.start_ns))
+}
+
+fn device_name(devices: &Devices, number: DeviceNumber) -> String {
+    devices.table.identify(number).map_or_else(|| number.to_string(), |device| device.name)
+}
+
+fn holder(view: &HolderView, looked: &Looked, devices: &Devices, nvml: &NvmlAnswer, clock: &Clock) -> Holder {
+    let carrier = &view.carrier;
+    // The address space of a task that is exiting or in D state must not be read: the read could hang as well.
+    let blocked = carrier.exiting || carrier.state == TaskState::Uninterruptible;
+    let options = FactOptions { mm: if blocked { MmReadable::No } else { MmReadable::Yes }, stack: true };
+    let facts = facts_of(view, options);
+    let held = held_devices(view, devices);
+    let evidence = Evidence {
+        carrier,
+        leader: view.leader.as_ref(),
+        facts: facts.as_ref(),
+        devices: &held,
+        view: &looked.view,
+    };
+    let why = diagnose::why(&evidence).into_iter().map(str::to_owned).collect();
+    let role = diagnose::role(&evidence).to_owned();
+    let facts_or = |pick: fn(&ProcessFacts) -> Option<crate::model::RawText>| facts.as_ref().and_then(pick);
+    Holder {
+        pid: view.process.tgid,
+        tid: carrier.tid,
+        tids: view.tids.clone(),
+        start_ns: view.process.start_ns,
+        started_at: Some(wall(clock, view.process.start_ns)),
+        ppid: carrier.ppid,
+        uid: carrier.uid,
+        comm: view.leader.as_ref().unwrap_or(carrier).comm.clone(),
+        cmdline: facts_or(|facts| facts.cmdline.clone()).unwrap_or_default(),
+        exe: facts_or(|facts| facts.exe.clone()),
+        state: carrier.state.letter().to_string(),
+        leader_state: view.leader.as_ref().unwrap_or(carrier).state.letter().to_string(),
+        wchan: facts.as_ref().and_then(|facts| facts.wchan.clone()),
+        stack: facts.as_ref().map(|facts| facts.stack.clone()).unwrap_or_default(),
+        exiting: carrier.exiting,
+        sigkill_pending: carrier.sigkill_pending,
+        pid_in_ns: carrier.tgid_in_ns,
+        cgroup: facts_or(|facts| facts.cgroup.clone()),
+        container: facts_or(|facts| facts.placement.container.clone()),
+        pod: facts_or(|facts| facts.placement.pod.clone()),
+        unit: facts_or(|facts| facts.placement.unit.clone()),
+        job: facts_or(|facts| facts.placement.job.clone()),
+        role,
+        why,
+        memory: held_memory(view, nvml),
+        devices: held,
+    }
+}
+
+/// What `/proc` says of a holder, if it is of this very process that `/proc` speaks.
+///
+/// It may have gone since, another may have its PID, and in a PID namespace of our own `/proc` numbers processes
+/// differently from the kernel: then the kernel's own facts are all there is.
+fn facts_of(view: &HolderView, options: FactOptions) -> Option<ProcessFacts> {
+    let carrier = &view.carrier;
+    let (pid, tid) = if process::namespaces::is_initial_pid() {
+        (carrier.tgid, carrier.tid)
+    } else if carrier.is_leader() {
+        (carrier.tgid_in_ns, carrier.tgid_in_ns)
+    } else {
+        return None;
+    };
+    let facts = ProcFs::host().facts(pid, tid, options).ok()?;
+    view.process.started_in_tick_of(facts.start_ns).then_some(facts)
+}
+
+/// What a holder holds, by device, GPUs first.
+fn held_devices(view: &HolderView, devices: &Devices) -> Vec<HeldDevice> {
+    let mut by_device: BTreeMap<DeviceNumber, HeldDevice> = BTreeMap::new();
+    for file in &view.held {
+        let held = by_device.entry(file.device).or_insert_with(|| HeldDevice {
+            device: device_name(devices, file.device),
+            gpu: devices.table.identify(file.device).and_then(|device| device.gpu),
+            ..HeldDevice::default()
+        });
+        held.fds += file.fds;
+        held.maps += file.maps;
+        held.in_flight += file.in_flight;
+        held.io_uring += file.io_uring;
+        held.files.push(file.id);
+    }
+    let mut held: Vec<HeldDevice> = by_device.into_values().collect();
+    held.sort_by_key(|held| (held.gpu.is_none(), held.gpu, held.device.clone()));
+    held
+}
+
+/// NVML's figures for this process: it may name the process or one of its threads.
+fn held_memory(view: &HolderView, nvml: &NvmlAnswer) -> Vec<HeldMemory> {
+    let mut by_gpu: HashMap<u32, u64> = HashMap::new();
+    for gpu in &nvml.gpus {
+        for process in &gpu.memory.processes {
+            let same = process.pid == view.process.tgid || view.tids.contains(&process.pid);
+            if let (true, Some(mib)) = (same, process.mib) {
+                *by_gpu.entry(gpu.memory.gpu).or_default() += mib;
+            }
+        }
+    }
+    let mut memory: Vec<HeldMemory> =
+        by_gpu.into_iter().map(|(gpu, mib)| HeldMemory { gpu, mib, source: "nvml".to_owned() }).collect();
+    memory.sort_by_key(|memory| memory.gpu);
+    memory
+}

@@ -1,0 +1,196 @@
+//! What `--help` and the man pages say beyond the options: exit statuses, environment, examples. Written once, printed as both.
+
+use std::io;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Command, CommandFactory as _};
+use clap_mangen::roff::{Roff, bold, roman};
+
+use super::{Cli, DEVICES_VARIABLE};
+
+/// Sections of one page.
+#[derive(Clone, Copy)]
+pub(super) struct Sections {
+    /// Status and meaning.
+    statuses: &'static [(&'static str, &'static str)],
+    /// Variable and meaning.
+    environment: &'static [(&'static str, &'static str)],
+    /// Command and what it shows.
+    examples: &'static [(&'static str, &'static str)],
+}
+
+const NO_COLOR: (&str, &str) = (
+    "NO_COLOR",
+    "Set to anything: no colours. There are none either where TERM is dumb or the output is no terminal.",
+);
+const COLUMNS: (&str, &str) = ("COLUMNS", "Width of a terminal that does not tell its own.");
+const DEVICES: (&str, &str) =
+    (DEVICES_VARIABLE, "Devices as for --device, separated by commas; not read where --device is given.");
+
+const PROGRAM: Sections = Sections {
+    statuses: &[
+        ("0", "holders: nobody holds it. doctor: fully able."),
+        ("1", "holders: held. doctor: degraded."),
+        ("2", "Wrong usage or an error. doctor: cannot work here."),
+        ("3", "holders: nobody was seen, but not everything could be seen."),
+    ],
+    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    examples: &[
+        ("gpu-tracer holders", "Who holds any GPU of this host."),
+        ("gpu-tracer doctor", "What works here, and what to do about the rest."),
+    ],
+};
+
+const HOLDERS: Sections = Sections {
+    statuses: &[
+        ("0", "Nobody holds it, and everything was looked at."),
+        ("1", "Held, if only by something that cannot be named; there may be more that could not be seen."),
+        ("2", "Wrong usage or an error."),
+        (
+            "3",
+            "Nobody was seen, but not everything could be seen; the answer says what, and what would help.",
+        ),
+    ],
+    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    examples: &[
+        ("gpu-tracer holders", "Who holds any GPU of this host."),
+        ("gpu-tracer holders 4", "Who holds GPU 4 (PCI bus order, as in nvidia-smi)."),
+        (
+            "gpu-tracer holders 0-3 /dev/nvidia5 GPU-8f6a",
+            "GPUs by range, by device node, and by the beginning of a UUID.",
+        ),
+        (
+            "gpu-tracer holders --format json | jq '.holders[].pid'",
+            "PIDs of the holders, as the host counts them.",
+        ),
+        ("gpu-tracer holders --expand | less", "Every holder in a row of its own, nothing cut off."),
+        (
+            "gpu-tracer holders 0 >/dev/null; case $? in 0) echo free;; 1) echo held;; *) echo unknown;; esac",
+            "For scripts: only 0 means free.",
+        ),
+        ("gpu-tracer holders --device /dev/kfd=kfd", "Who holds another device."),
+    ],
+};
+
+const DOCTOR: Sections = Sections {
+    statuses: &[
+        ("0", "Fully able."),
+        ("1", "Degraded: some answers will be \"unknown\"."),
+        ("2", "Cannot work here, wrong usage, or an error."),
+    ],
+    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    examples: &[
+        ("gpu-tracer doctor", "What works here, and what to do about the rest."),
+        (
+            "gpu-tracer doctor --format json | jq '.checks[] | select(.answer != \"yes\")'",
+            "What does not work, for programs.",
+        ),
+    ],
+};
+
+const COMPLETIONS: Sections = Sections {
+    statuses: &[],
+    environment: &[],
+    examples: &[
+        ("gpu-tracer completions bash >/etc/bash_completion.d/gpu-tracer", "For all users of bash."),
+        ("gpu-tracer completions zsh >\"${fpath[1]}/_gpu-tracer\"", "For zsh."),
+    ],
+};
+
+const MAN: Sections = Sections {
+    statuses: &[],
+    environment: &[],
+    examples: &[
+        ("gpu-tracer man | man -l -", "Read the program's page."),
+        ("gpu-tracer man holders >gpu-tracer-holders.1", "The page of one command, for a package."),
+    ],
+};
+
+/// The sections of a command's page; the program's own for `None`.
+pub(super) fn sections(topic: Option<&str>) -> Sections {
+    match topic {
+        Some("holders") => HOLDERS,
+        Some("doctor") => DOCTOR,
+        Some("completions") => COMPLETIONS,
+        Some("man") => MAN,
+        _ => PROGRAM,
+    }
+}
+
+/// Commands that have a page: what they are called, the name of the page, and how they are called.
+const TOPICS: [(&str, &str, &str); 4] = [
+    ("holders", "gpu-tracer-holders", "gpu-tracer holders"),
+    ("doctor", "gpu-tracer-doctor", "gpu-tracer doctor"),
+    ("completions", "gpu-tracer-completions", "gpu-tracer completions"),
+    ("man", "gpu-tracer-man", "gpu-tracer man"),
+];
+
+/// Commands that have a page.
+pub(super) fn topics() -> PossibleValuesParser {
+    PossibleValuesParser::new(TOPICS.map(|(topic, _, _)| topic))
+}
+
+/// What a page is about, as if it were a program of its own; the program itself for `None`.
+pub(super) fn page(topic: Option<&str>) -> Command {
+    let mut program = Cli::command();
+    program.build();
+    let known = TOPICS.iter().find(|(known, _, _)| Some(*known) == topic);
+    match known.and_then(|known| Some((known, program.find_subcommand(known.0)?.clone()))) {
+        Some(((_, name, usage), command)) => command.name(*name).bin_name(*usage),
+        None => program,
+    }
+}
+
+/// The command with everything this module knows in its long help.
+pub(super) fn add_to_help(program: Command) -> Command {
+    let names: Vec<String> = program.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    let program = program.after_long_help(sections(None).plain());
+    names.iter().fold(program, |program, name| {
+        let text = sections(Some(name)).plain();
+        program.mut_subcommand(name, |command| command.after_long_help(text))
+    })
+}
+
+impl Sections {
+    fn titled(&self) -> [(&'static str, &'static [(&'static str, &'static str)]); 3] {
+        [("Exit status", self.statuses), ("Environment", self.environment), ("Examples", self.examples)]
+    }
+
+    /// For `--help`.
+    fn plain(&self) -> String {
+        let mut text = String::new();
+        for (title, entries) in self.titled() {
+            if entries.is_empty() {
+                continue;
+            }
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text.push_str(&format!("{title}:\n"));
+            for (what, meaning) in entries {
+                match what.len() {
+                    1 => text.push_str(&format!("  {what}  {meaning}\n")),
+                    _ => text.push_str(&format!("  {what}\n      {meaning}\n")),
+                }
+            }
+        }
+        text
+    }
+
+    /// For a man page.
+    pub(super) fn render_roff(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        let mut roff = Roff::new();
+        for (title, entries) in self.titled() {
+            if entries.is_empty() {
+                continue;
+            }
+            roff.control("SH", [title.to_uppercase().as_str()]);
+            for (what, meaning) in entries {
+                roff.control("TP", []);
+                roff.text([bold(*what)]);
+                roff.text([roman(*meaning)]);
+            }
+        }
+        roff.to_writer(out)
+    }
+}

@@ -1,0 +1,68 @@
+//! Why a holder still holds.
+
+use super::Evidence;
+use crate::model::{Task, TaskState};
+
+/// The reasons, in the order in which to read them; never empty.
+///
+/// `thread-of-defunct`, `dumping-core`, `frozen`, `exiting`, `stuck-in-kernel`, `stopped`, `live`, `inherited`: see the glossary in `docs/architecture.md`.
+#[must_use]
+pub fn why(evidence: &Evidence<'_>) -> Vec<&'static str> {
+    let carrier = evidence.carrier;
+    let mut reasons = Vec::new();
+    if evidence.leader.is_some_and(Task::is_dead) && !carrier.is_leader() {
+        reasons.push("thread-of-defunct");
+    }
+    if carrier.dumping_core {
+        reasons.push("dumping-core");
+    }
+    if carrier.frozen {
+        reasons.push("frozen");
+    }
+    if carrier.exiting {
+        reasons.push("exiting");
+    }
+    if is_stuck(carrier) {
+        reasons.push("stuck-in-kernel");
+    }
+    if matches!(carrier.state, TaskState::Stopped | TaskState::Traced) {
+        reasons.push("stopped");
+    }
+    if reasons.is_empty() {
+        reasons.push("live");
+    }
+    if inherits(evidence) {
+        reasons.push("inherited");
+    }
+    reasons
+}
+
+/// SIGKILL has been sent and it neither sleeps nor stops in a way that lets it act on it.
+///
+/// A frozen task, or one that writes a core dump, has a reason of its own.
+fn is_stuck(carrier: &Task) -> bool {
+    let killed = carrier.sigkill_pending || carrier.exiting;
+    killed
+        && !carrier.frozen
+        && !carrier.dumping_core
+        && matches!(carrier.state, TaskState::Uninterruptible | TaskState::Running)
+}
+
+/// It shares an open file with a process it descends from: it did not open that file, it got it by fork.
+///
+/// Without a record of the opening this can be shown only while an ancestor lives and holds it.
+fn inherits(evidence: &Evidence<'_>) -> bool {
+    let carrier = evidence.carrier;
+    let Some(mine) = evidence.view.holders.iter().find(|holder| holder.carrier.tid == carrier.tid) else {
+        return false;
+    };
+    evidence.view.holders.iter().any(|other| {
+        other.process.tgid == carrier.ppid
+            && other.process.tgid != carrier.tgid
+            && other.process.start_ns <= mine.process.start_ns
+            && mine.held.iter().any(|file| {
+                file.fds + file.maps > 0
+                    && other.held.iter().any(|theirs| theirs.id == file.id && theirs.fds + theirs.maps > 0)
+            })
+    })
+}

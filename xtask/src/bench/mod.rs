@@ -1,0 +1,110 @@
+//! `cargo xtask bench`: measurements whose figures the documentation states. One file each; a benchmark is a function
+//! from [`Subject`] to nothing that prints its table, and a name in [`Name`].
+
+mod crowd;
+mod idle;
+mod measure;
+mod snapshot;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+
+use crate::build_ebpf;
+use crate::child;
+use crate::host_build;
+use crate::interrupt;
+use crate::setup;
+use crate::workspace::Workspace;
+
+pub(crate) use crowd::Arguments as CrowdArguments;
+pub(crate) use crowd::task as crowd_task;
+
+/// Arguments of `bench`.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Which one; all of them when not given.
+    name: Option<Name>,
+    /// snapshot: processes in the crowd.
+    #[arg(long, default_value_t = 2000)]
+    processes: u32,
+    /// snapshot: open files of each.
+    #[arg(long, default_value_t = 50)]
+    files: u32,
+    /// snapshot: measurements of each tool, alternating.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Name {
+    /// A crowd of processes, one of which holds the device: fuser, lsof and lsfd against `gpu-tracer holders`.
+    Snapshot,
+    /// `gpu-tracer holders` from a standing start on this machine as it is.
+    Idle,
+}
+
+/// What is measured, and how much of it.
+struct Subject<'a> {
+    gpu_tracer: PathBuf,
+    arguments: &'a Arguments,
+}
+
+/// Runs `bench`.
+pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    if !child::is_root() {
+        bail!("benchmarks compare complete answers, which only root gets: run this as root");
+    }
+    let toolchain = setup::for_build()?;
+    setup::for_tests()?;
+    build_ebpf::build(workspace, &toolchain, false)?;
+    let subject = Subject { gpu_tracer: host_build::release(workspace)?.gpu_tracer, arguments };
+    interrupt::catch();
+    interrupt::adopt_orphans()?;
+    let outcome = Name::value_variants()
+        .iter()
+        .filter(|name| arguments.name.is_none_or(|wanted| wanted == **name))
+        .try_for_each(|name| {
+            interrupt::check()?;
+            match name {
+                Name::Snapshot => snapshot::measure(&subject),
+                Name::Idle => idle::measure(&subject),
+            }
+        });
+    interrupt::end_children(Duration::from_secs(10));
+    outcome
+}
+
+/// A finished run of a program.
+struct Timed {
+    took: Duration,
+    /// Exit status; `None` where a signal ended it.
+    status: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+/// Runs a program to its end, its output read as it comes.
+fn timed(command: &mut Command) -> Result<Timed> {
+    let start = Instant::now();
+    let output = command.output().with_context(|| format!("cannot start `{}`", child::shown(command)))?;
+    let took = start.elapsed();
+    interrupt::check()?;
+    Ok(Timed {
+        took,
+        status: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    })
+}
+
+/// Checks that `gpu-tracer holders` answered (0 nobody, 1 held, 3 not everything seen).
+fn check_answer(run: &Timed) -> Result<()> {
+    match run.status {
+        Some(0 | 1 | 3) => Ok(()),
+        status => bail!("`gpu-tracer holders` failed (status {status:?}): {}", run.stderr.trim()),
+    }
+}

@@ -1,0 +1,84 @@
+//! `cargo xtask test`: everything, from a bare checkout: set-up, builds, unit and property tests, then the tests that
+//! put real processes into real predicaments and ask the release binary about them.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use crate::build_ebpf;
+use crate::child;
+use crate::host_build::{self, Programs};
+use crate::setup;
+use crate::workspace::Workspace;
+
+/// Arguments of `test`.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Only tests whose name contains this.
+    filter: Option<String>,
+    /// Passed on to the test programs, as after `cargo test --`.
+    #[arg(last = true)]
+    harness: Vec<String>,
+}
+
+/// Runs `test`. Fails when a test failed; every group is run all the same.
+pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    let toolchain = setup::for_build()?;
+    let privileged = child::is_root();
+    if privileged {
+        setup::for_tests()?;
+    }
+    build_ebpf::build(workspace, &toolchain, false)?;
+    let programs = host_build::release(workspace)?;
+    let mut failed = Vec::new();
+    let mut group = |name: &'static str, command: Command| {
+        println!("\n== {name}");
+        if let Err(error) = child::run(&mut with_filter(command, arguments)) {
+            eprintln!("{error}");
+            failed.push(name);
+        }
+    };
+    group("unit and property tests", unit_tests(workspace));
+    group("real processes", process_tests(workspace, &programs, privileged));
+    if !privileged {
+        println!(
+            "\nSKIPPED: most tests with real processes (crate gpu-tracer-tests). They make device nodes, freeze a file \
+             system and load BPF programs, and this is not root. To run them too, as root: cargo xtask test"
+        );
+    }
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn cargo_test(workspace: &Workspace) -> Command {
+    let mut cargo = child::cargo();
+    cargo.current_dir(workspace.root()).args(["test", "--quiet", "--locked", "--no-fail-fast"]);
+    cargo
+}
+
+fn unit_tests(workspace: &Workspace) -> Command {
+    let mut cargo = cargo_test(workspace);
+    cargo.args(["--workspace", "--exclude", "gpu-tracer-ebpf", "--exclude", "gpu-tracer-tests"]);
+    cargo
+}
+
+fn process_tests(workspace: &Workspace, programs: &Programs, privileged: bool) -> Command {
+    let mut cargo = cargo_test(workspace);
+    cargo.args(["--package", "gpu-tracer-tests"]);
+    if !privileged {
+        cargo.args(["--lib", "--bins", "--test", "unprivileged"]);
+    }
+    cargo.envs(programs.environment());
+    cargo
+}
+
+fn with_filter(mut command: Command, arguments: &Arguments) -> Command {
+    command.args(&arguments.filter);
+    if !arguments.harness.is_empty() {
+        command.arg("--").args(&arguments.harness);
+    }
+    command
+}

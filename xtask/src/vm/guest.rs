@@ -1,0 +1,272 @@
+//! Running a guest: QEMU's own processor emulation, two serial lines, and a deadline for everything.
+//!
+//! Hardware virtualisation is not used even where it is offered: it may be there and boot nothing, and the emulated
+//! machine is the same everywhere.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::protocol::{self, Ending, Report, Verdict};
+
+/// How long the guest may take until it reports for the first time. An idle machine needs 15 s.
+const BOOT: Duration = Duration::from_secs(120);
+
+/// How long it may take to power off after its last word.
+const POWER_OFF: Duration = Duration::from_secs(15);
+
+/// How much of the console is shown when something went wrong.
+const CONSOLE_LINES: usize = 40;
+
+/// A guest that can be started.
+pub(crate) struct Guest<'a> {
+    /// The kernel's image.
+    pub(crate) image: &'a Path,
+    /// The files of the guest.
+    pub(crate) initramfs: &'a Path,
+    /// Where the kernel's console goes; stays there afterwards.
+    pub(crate) console: &'a Path,
+    /// What its reports begin with.
+    pub(crate) nonce: &'a str,
+    /// Whether this terminal is the guest's console; there is no deadline then.
+    pub(crate) shell: bool,
+    /// How long everything may take.
+    pub(crate) deadline: Duration,
+}
+
+impl Guest<'_> {
+    /// Runs the guest to its end. Prints what its programs print and how its tests end.
+    ///
+    /// Fails, with the end of the console, when the guest panics, hangs, or does not give exactly one verdict.
+    pub(crate) fn run(&self) -> Result<Verdict> {
+        let line = SecondLine::new(self.nonce)?;
+        let mut machine = Machine::start(self, &line.path)?;
+        let outcome = self.follow(&line.lines, &mut machine);
+        drop(machine);
+        match outcome {
+            Ok(verdict) => Ok(verdict),
+            // The person at the console may end the machine as they like.
+            Err(_) if self.shell => Ok(Verdict { status: 0, passed: 0, failed: 0, ignored: 0 }),
+            Err(error) => Err(error.context(self.end_of_console())),
+        }
+    }
+
+    fn follow(&self, lines: &Receiver<String>, machine: &mut Machine) -> Result<Verdict> {
+        let start = Instant::now();
+        let mut progress = Progress { start, end: start + BOOT, is_up: false, verdict: None };
+        loop {
+            let left = progress.end.saturating_duration_since(Instant::now());
+            if left.is_zero() && !self.shell {
+                return Err(progress.too_late());
+            }
+            match lines.recv_timeout(Duration::from_millis(200)) {
+                Ok(line) => self.hear(&line, &mut progress)?,
+                Err(RecvTimeoutError::Timeout) if !machine.has_ended()? => {}
+                // Nothing more can come.
+                Err(_) => return progress.verdict.context("the guest ended without a verdict"),
+            }
+        }
+    }
+
+    /// Takes note of one line from the guest and shows it.
+    fn hear(&self, line: &str, progress: &mut Progress) -> Result<()> {
+        let (printed, report) = protocol::split(line, self.nonce);
+        if !printed.is_empty() || report.is_none() {
+            println!("{printed}");
+        }
+        match report.transpose()? {
+            None => {}
+            Some(Report::Up { release }) => {
+                progress.is_up = true;
+                progress.end = progress.start + self.deadline;
+                eprintln!("vm: {release} is up after {:.1} s", progress.start.elapsed().as_secs_f64());
+            }
+            Some(Report::Test { name, ending, took_ms }) => show_test(&name, ending, took_ms),
+            Some(Report::Hung { name }) => eprintln!("vm: {name} was killed and does not end"),
+            Some(Report::Verdict(_)) if progress.verdict.is_some() => {
+                bail!("the guest gave a second verdict")
+            }
+            Some(Report::Verdict(given)) => {
+                progress.verdict = Some(given);
+                progress.end = Instant::now() + POWER_OFF;
+            }
+        }
+        Ok(())
+    }
+
+    fn end_of_console(&self) -> String {
+        let text = fs::read(self.console).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        let end = lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n");
+        format!("the end of the guest's console ({}):\n{end}\n", self.console.display())
+    }
+}
+
+/// How far the guest is.
+struct Progress {
+    start: Instant,
+    end: Instant,
+    is_up: bool,
+    verdict: Option<Verdict>,
+}
+
+impl Progress {
+    fn too_late(&self) -> anyhow::Error {
+        let seconds = self.start.elapsed().as_secs();
+        if self.verdict.is_some() {
+            anyhow::anyhow!("the guest did not power off within {} s", POWER_OFF.as_secs())
+        } else if self.is_up {
+            anyhow::anyhow!("the guest was not done after {seconds} s")
+        } else {
+            anyhow::anyhow!("the guest was not up after {seconds} s")
+        }
+    }
+}
+
+fn show_test(name: &str, ending: Ending, took_ms: u64) {
+    let word = match ending {
+        Ending::Ok => "ok",
+        Ending::Failed => "FAILED",
+        Ending::Ignored => "ignored",
+    };
+    println!("test {name} ... {word} ({}.{:02} s)", took_ms / 1000, took_ms % 1000 / 10);
+}
+
+/// The second serial line: a socket, because QEMU then writes at once and this side can wait for it.
+struct SecondLine {
+    path: PathBuf,
+    lines: Receiver<String>,
+}
+
+impl SecondLine {
+    fn new(nonce: &str) -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("gpu-tracer-vm-{nonce}"));
+        let listener =
+            UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display()))?;
+        let (send, lines) = mpsc::channel();
+        // Ends with the connection; without one, with this program.
+        std::thread::spawn(move || {
+            let Ok((stream, _)) = listener.accept() else { return };
+            let mut reader = BufReader::new(stream);
+            let mut line = Vec::new();
+            while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+                let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
+                if send.send(text).is_err() {
+                    return;
+                }
+                line.clear();
+            }
+        });
+        Ok(Self { path, lines })
+    }
+}
+
+impl Drop for SecondLine {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The running QEMU. Dropping it ends it.
+struct Machine(Child);
+
+impl Machine {
+    fn start(guest: &Guest<'_>, second_line: &Path) -> Result<Self> {
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-m", "2G", "-smp", "2"]);
+        command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-vga", "none"]);
+        command.arg("-kernel").arg(guest.image).arg("-initrd").arg(guest.initramfs);
+        // A panic ends the machine; so does what the kernel would otherwise try to survive.
+        command.args(["-append", "console=ttyS0 panic=-1 oops=panic quiet loglevel=4 mitigations=off"]);
+        if guest.shell {
+            command.args(["-serial", "mon:stdio"]);
+        } else {
+            command.arg("-chardev").arg(format!("file,id=console,path={}", escaped(guest.console)));
+            command.args(["-serial", "chardev:console"]).stdin(Stdio::null());
+        }
+        command.arg("-chardev").arg(format!("socket,id=report,path={}", escaped(second_line)));
+        command.args(["-serial", "chardev:report"]);
+        // SAFETY: between fork and exec only prctl is called, which is async-signal-safe and takes numbers only.
+        unsafe {
+            command.pre_exec(|| {
+                // The guest does not outlive this program, however it ends.
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let child = command.spawn().context("cannot start qemu-system-x86_64: run `cargo xtask setup`")?;
+        Ok(Self(child))
+    }
+
+    fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.0.try_wait().context("cannot wait for QEMU")?.is_some())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Fails only when it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A path in a QEMU option, where a comma begins the next one.
+fn escaped(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn follow(lines: &[&str]) -> Result<Verdict> {
+        let guest = Guest {
+            image: Path::new(""),
+            initramfs: Path::new(""),
+            console: Path::new("/dev/null"),
+            nonce: "n",
+            shell: false,
+            deadline: Duration::from_secs(5),
+        };
+        let (send, receive) = mpsc::channel();
+        for line in lines {
+            send.send((*line).to_owned()).unwrap();
+        }
+        drop(send);
+        let mut machine = Machine(Command::new("true").spawn().unwrap());
+        guest.follow(&receive, &mut machine)
+    }
+
+    const GOOD: &str = r#"@vm-n verdict {"status":0,"passed":1,"failed":0,"ignored":0}"#;
+
+    #[test]
+    fn one_verdict_is_the_outcome() {
+        let verdict = follow(&["@vm-n up 6.1", "@vm-n test ok 1 a::b", GOOD]).unwrap();
+        assert_eq!(verdict, Verdict { status: 0, passed: 1, failed: 0, ignored: 0 });
+    }
+
+    #[test]
+    fn no_verdict_is_a_failure() {
+        let error = follow(&["@vm-n up 6.1", "@vm-n test ok 1 a::b"]).unwrap_err();
+        assert!(error.to_string().contains("without a verdict"), "{error}");
+    }
+
+    #[test]
+    fn two_verdicts_are_a_failure() {
+        assert!(follow(&["@vm-n up 6.1", GOOD, GOOD]).is_err());
+    }
+
+    #[test]
+    fn a_damaged_report_is_a_failure() {
+        assert!(follow(&["@vm-n verdict {\"status\":", GOOD]).is_err());
+    }
+}

@@ -1,0 +1,207 @@
+//! Stock kernels of Debian releases: the image, the modules, and a small root folder with the headers and the very
+//! compiler that the kernel was built with.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::archive::{self, Archive, Mirror};
+
+/// A kernel line that the tests run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Line {
+    /// As it is asked for on the command line.
+    pub(crate) label: &'static str,
+    /// The Debian release that has it.
+    suite: &'static str,
+    /// Whether that release has security updates apart from its own packages.
+    security: bool,
+}
+
+/// All of them, oldest first.
+pub(crate) const LINES: [Line; 4] = [
+    Line { label: "5.10", suite: "bullseye", security: true },
+    Line { label: "6.1", suite: "bookworm", security: true },
+    Line { label: "6.12", suite: "trixie", security: true },
+    Line { label: "7.2", suite: "sid", security: false },
+];
+
+/// Beside the compiler, which the headers bring with them, what building a module takes.
+const BUILD_PACKAGES: [&str; 9] =
+    ["linux-headers-amd64", "base-files", "coreutils", "dash", "findutils", "grep", "make", "mawk", "sed"];
+
+/// Of the packages above, what no build reads.
+const NOT_FOR_BUILDS: [&str; 6] = [
+    "./boot",
+    "./usr/share/doc",
+    "./usr/share/locale",
+    "./usr/share/man",
+    "./lib/modules/*/kernel",
+    "./usr/lib/modules/*/kernel",
+];
+
+/// A kernel that lies ready in the cache.
+#[derive(Debug, Clone)]
+pub(crate) struct Kernel {
+    /// As `uname -r` says.
+    pub(crate) release: String,
+    folder: PathBuf,
+}
+
+impl Kernel {
+    /// Fetches a kernel, unless the cache has it.
+    pub(crate) fn fetch(line: Line, cache: &Path, refresh: bool) -> Result<Self> {
+        let folder = cache.join(line.suite);
+        let record = folder.join("release");
+        if !refresh && let Ok(release) = fs::read_to_string(&record) {
+            return Ok(Self { release: release.trim().to_owned(), folder });
+        }
+        eprintln!("vm: fetching the kernel of {} and its compiler", line.suite);
+        let release = fetch(line, &folder)
+            .with_context(|| format!("cannot fetch kernel {} from Debian {}", line.label, line.suite))?;
+        fs::write(&record, &release).with_context(|| format!("cannot write {}", record.display()))?;
+        Ok(Self { release, folder })
+    }
+
+    /// The compressed image.
+    pub(crate) fn image(&self) -> Result<PathBuf> {
+        let name = format!("boot/vmlinuz-{}", self.release);
+        let module_folder = format!("usr/lib/modules/{}/vmlinuz", self.release);
+        let places = [name, module_folder].map(|place| self.folder.join("kernel").join(place));
+        let found = places.iter().find(|place| place.is_file()).cloned();
+        found.with_context(|| format!("there is no {}: run again with --refresh", places[0].display()))
+    }
+
+    /// The folder that is `/lib/modules/RELEASE` on a machine with this kernel.
+    pub(crate) fn modules(&self) -> PathBuf {
+        self.folder.join("kernel/usr/lib/modules").join(&self.release)
+    }
+
+    /// The root folder in which modules for this kernel can be built.
+    pub(crate) fn build_root(&self) -> PathBuf {
+        self.folder.join("root")
+    }
+}
+
+fn fetch(line: Line, folder: &Path) -> Result<String> {
+    let archive = Archive::open(&folder.join("apt"), &Mirror::of_this_machine()?, line.suite, line.security)?;
+    let closure = archive.closure(&BUILD_PACKAGES)?;
+    let release = closure
+        .iter()
+        .find_map(|package| release_of_headers(&package.name))
+        .context("linux-headers-amd64 brings no headers")?
+        .to_owned();
+    if !release.starts_with(&format!("{}.", line.label)) {
+        eprintln!("vm: Debian {} has moved on from {}: its kernel is now {release}", line.suite, line.label);
+    }
+    let build = archive.fetch_closure(&BUILD_PACKAGES, &closure)?;
+    replace(&folder.join("root"), |root| {
+        archive::unpack(&build, root, &NOT_FOR_BUILDS)?;
+        finish_root(root)
+    })?;
+    let image = archive.fetch(&image_packages(&archive, &release)?)?;
+    replace(&folder.join("kernel"), |kernel| archive::unpack(&image, kernel, &["./usr/share/doc"]))?;
+    archive.clean();
+    Ok(release)
+}
+
+/// `5.10.0-32-amd64` of `linux-headers-5.10.0-32-amd64`.
+fn release_of_headers(package: &str) -> Option<&str> {
+    let release = package.strip_prefix("linux-headers-")?;
+    (release.starts_with(|c: char| c.is_ascii_digit()) && release.ends_with("-amd64")).then_some(release)
+}
+
+/// The packages with image and modules. From 7.x on they are apart.
+fn image_packages(archive: &Archive, release: &str) -> Result<Vec<String>> {
+    let choices: [&[&str]; 4] = [
+        &["linux-binary-", "linux-modules-", "linux-base-"],
+        &["linux-binary-unsigned-", "linux-modules-", "linux-base-"],
+        &["linux-image-"],
+        &["linux-image-unsigned-"],
+    ];
+    for prefixes in choices {
+        let packages: Vec<String> = prefixes.iter().map(|prefix| format!("{prefix}{release}")).collect();
+        if packages.iter().all(|package| archive.has(package)) {
+            return Ok(packages);
+        }
+    }
+    // Before the split the marker is at the end.
+    let unsigned = format!("linux-image-{release}-unsigned");
+    if archive.has(&unsigned) {
+        return Ok(vec![unsigned]);
+    }
+    bail!("there is no image package for {release}")
+}
+
+/// Fills a folder from nothing; it appears under its name only when it is complete. The system folders at its top are
+/// links into `usr`, as in today's releases, whichever way the packages have it.
+fn replace(folder: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let partial = folder.with_extension("partial");
+    remove(&partial)?;
+    for name in ["bin", "lib", "lib64", "sbin"] {
+        let real = partial.join("usr").join(name);
+        fs::create_dir_all(&real).with_context(|| format!("cannot create {}", real.display()))?;
+        std::os::unix::fs::symlink(Path::new("usr").join(name), partial.join(name))
+            .with_context(|| format!("cannot create {}", partial.join(name).display()))?;
+    }
+    fill(&partial)?;
+    remove(folder)?;
+    fs::rename(&partial, folder).with_context(|| format!("cannot create {}", folder.display()))
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Does what the packages' scripts would do on a real installation, as far as a build needs it, and makes the places
+/// where the build's file systems go.
+fn finish_root(root: &Path) -> Result<()> {
+    for (link, target) in [("usr/bin/awk", "mawk"), ("usr/bin/sh", "dash")] {
+        let link = root.join(link);
+        if !link.exists() {
+            std::os::unix::fs::symlink(target, &link)
+                .with_context(|| format!("cannot create {}", link.display()))?;
+        }
+    }
+    for folder in ["build", "dev", "proc", "tmp"] {
+        fs::create_dir_all(root.join(folder))
+            .with_context(|| format!("cannot create {}", root.join(folder).display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_is_read_from_the_headers_package_alone() {
+        let cases = [
+            ("linux-headers-5.10.0-32-amd64", Some("5.10.0-32-amd64")),
+            ("linux-headers-7.2.13+deb14-amd64", Some("7.2.13+deb14-amd64")),
+            ("linux-headers-amd64", None),
+            ("linux-headers-6.1.0-57-common", None),
+            ("make", None),
+        ];
+        for (package, release) in cases {
+            assert_eq!(release_of_headers(package), release, "{package}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_could_not_be_filled_does_not_appear() {
+        let folder = std::env::temp_dir().join(format!("xtask-kernel-{}", std::process::id()));
+        let root = folder.join("root");
+        assert!(replace(&root, |_| bail!("no space")).is_err());
+        assert!(!root.exists());
+        replace(&root, |partial| Ok(fs::write(partial.join("lib/x"), "x")?)).unwrap();
+        assert!(root.join("usr/lib/x").exists());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
