@@ -97,6 +97,7 @@ fn small_event() -> impl Strategy<Value = Event> {
         file,
         device,
         fd,
+        identity: 0,
     });
     let touched = (id.clone(), device.clone(), name()).prop_map(|(task, device, comm)| {
         EventKind::DeviceTouched { task, device, access: Access::default(), comm }
