@@ -68,7 +68,7 @@ fn describe(tests: &[PathBuf]) -> Result<()> {
     for test in tests {
         // The others are modules of these.
         if fs::read_to_string(test).is_ok_and(|text| text.contains("__main__")) {
-            println!("  GPU_TRACER_BIN=$PWD/gpu-tracer SCENARIO_BIN=$PWD/scenario python3 {}", name(test));
+            println!("  python3 {} --tracer ./gpu-tracer", name(test));
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Building the host's programs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -14,6 +14,13 @@ pub(crate) struct Programs {
     pub(crate) gpu_tracer: PathBuf,
     /// The program that stages holders for tests and demonstrations.
     pub(crate) scenario: PathBuf,
+}
+
+impl Programs {
+    /// The variables through which tests find them.
+    pub(crate) fn environment(&self) -> [(&'static str, &Path); 2] {
+        [("GPU_TRACER_BIN", &self.gpu_tracer), ("GPU_TRACER_SCENARIO_BIN", &self.scenario)]
+    }
 }
 
 /// Builds `gpu-tracer` and the test programs in release mode; prints only what cargo has to say.

@@ -75,7 +75,10 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {error}");
+            for cause in error.chain().skip(1) {
+                eprintln!("  {}", cause.to_string().replace('\n', "\n  "));
+            }
             ExitCode::FAILURE
         }
     }

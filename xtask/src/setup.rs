@@ -71,8 +71,9 @@ pub(crate) fn for_tests() -> Result<()> {
     debian::provide(test_programs())
 }
 
-fn test_programs() -> [Need; 10] {
+fn test_programs() -> [Need; 11] {
     [
+        Need::program("bpftool", "bpftool"),
         Need::program("fuser", "psmisc"),
         Need::program("lsof", "lsof"),
         Need::program("lsfd", "util-linux-extra"),

@@ -40,12 +40,10 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         }
     };
     group("unit and property tests", unit_tests(workspace));
-    if privileged {
-        group("real processes", process_tests(workspace, &programs));
-    }
+    group("real processes", process_tests(workspace, &programs, privileged));
     if !privileged {
         println!(
-            "\nSKIPPED: the tests with real processes (crate gpu-tracer-tests). They make device nodes, freeze a file \
+            "\nSKIPPED: most tests with real processes (crate gpu-tracer-tests). They make device nodes, freeze a file \
              system and load BPF programs, and this is not root. To run them too, as root: cargo xtask test"
         );
     }
@@ -67,12 +65,13 @@ fn unit_tests(workspace: &Workspace) -> Command {
     cargo
 }
 
-fn process_tests(workspace: &Workspace, programs: &Programs) -> Command {
+fn process_tests(workspace: &Workspace, programs: &Programs, privileged: bool) -> Command {
     let mut cargo = cargo_test(workspace);
     cargo.args(["--package", "gpu-tracer-tests"]);
-    cargo.env("GPU_TRACER_BIN", &programs.gpu_tracer).env("SCENARIO_BIN", &programs.scenario);
-    // One at a time: they share one device number, so each would see the others' holders.
-    cargo.env("RUST_TEST_THREADS", "1");
+    if !privileged {
+        cargo.args(["--lib", "--bins", "--test", "unprivileged"]);
+    }
+    cargo.envs(programs.environment());
     cargo
 }
 

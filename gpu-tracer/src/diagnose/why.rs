@@ -5,8 +5,7 @@ use crate::model::{Task, TaskState};
 
 /// The reasons, in the order in which to read them; never empty.
 ///
-/// `thread-of-defunct`, `stuck-in-kernel`, `exiting`, `dumping-core`, `frozen`, `stopped`, `inherited`, `live-orphan`,
-/// `live`: see the glossary in `docs/architecture.md`.
+/// `thread-of-defunct`, `dumping-core`, `frozen`, `exiting`, `stuck-in-kernel`, `stopped`, `live`, `inherited`: see the glossary in `docs/architecture.md`.
 #[must_use]
 pub fn why(evidence: &Evidence<'_>) -> Vec<&'static str> {
     let carrier = evidence.carrier;
@@ -29,11 +28,11 @@ pub fn why(evidence: &Evidence<'_>) -> Vec<&'static str> {
     if matches!(carrier.state, TaskState::Stopped | TaskState::Traced) {
         reasons.push("stopped");
     }
-    if inherits(evidence) {
-        reasons.push("inherited");
-    }
     if reasons.is_empty() {
         reasons.push("live");
+    }
+    if inherits(evidence) {
+        reasons.push("inherited");
     }
     reasons
 }

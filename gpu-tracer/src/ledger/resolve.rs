@@ -171,23 +171,26 @@ impl<'a> Holders<'a> {
                 _ => {}
             }
         }
-        let mut tgids: HashMap<u32, u64> = HashMap::new();
+        let mut starts: HashMap<u32, u64> = HashMap::new();
         for task in snapshot.tasks.iter().filter(|task| !task.is_dead()) {
             let table = task.table.and_then(|table| tables.get_mut(&table));
             let mm = task.mm.and_then(|mm| mms.get_mut(&mm));
             if table.is_some() || mm.is_some() {
-                let first = tgids.entry(task.tgid).or_insert(task.start_ns);
-                *first = task.start_ns.min(*first);
+                starts.insert(task.tgid, u64::MAX);
             }
             table.into_iter().for_each(|tasks| tasks.push(task));
             mm.into_iter().for_each(|tasks| tasks.push(task));
         }
-        let leaders = snapshot
-            .tasks
-            .iter()
-            .filter(|task| task.is_leader() && tgids.contains_key(&task.tgid))
-            .map(|task| (task.tgid, task))
-            .collect();
+        let mut leaders = HashMap::with_capacity(starts.len());
+        for task in &snapshot.tasks {
+            let Some(start_ns) = starts.get_mut(&task.tgid) else { continue };
+            *start_ns = task.start_ns.min(*start_ns);
+            if task.is_leader() {
+                leaders.insert(task.tgid, task);
+            }
+        }
+        // Where the leader was not seen (it is always there in the kernel), the oldest task is the best guess.
+        starts.extend(leaders.iter().map(|(tgid, leader)| (*tgid, leader.start_ns)));
         let mut this = Self {
             tables: HashMap::with_capacity(tables.len()),
             mms: HashMap::with_capacity(mms.len()),
@@ -196,18 +199,18 @@ impl<'a> Holders<'a> {
             found: Vec::new(),
         };
         for (table, tasks) in tables {
-            let holders = this.intern(tasks, &tgids);
+            let holders = this.intern(tasks, &starts);
             this.tables.insert(table, holders);
         }
         for (mm, tasks) in mms {
-            let holders = this.intern(tasks, &tgids);
+            let holders = this.intern(tasks, &starts);
             this.mms.insert(mm, holders);
         }
         this
     }
 
     /// The holders behind the tasks that share one table or one address space: one per process.
-    fn intern(&mut self, mut tasks: Vec<&'a Task>, first_start: &HashMap<u32, u64>) -> Vec<Holder> {
+    fn intern(&mut self, mut tasks: Vec<&'a Task>, starts: &HashMap<u32, u64>) -> Vec<Holder> {
         tasks.sort_unstable_by_key(|task| (task.tgid, task.tid));
         tasks.dedup_by_key(|task| (task.tgid, task.tid));
         let mut holders = Vec::new();
@@ -215,10 +218,7 @@ impl<'a> Holders<'a> {
             let carrier = carrier(group);
             let holder = *self.by_task.entry((carrier.tgid, carrier.tid)).or_insert_with(|| {
                 let leader = self.leaders.get(&carrier.tgid).copied();
-                let start_ns = leader.map_or_else(
-                    || first_start.get(&carrier.tgid).copied().unwrap_or(carrier.start_ns),
-                    |leader| leader.start_ns,
-                );
+                let start_ns = starts.get(&carrier.tgid).copied().unwrap_or(carrier.start_ns);
                 let process = ProcessId { tgid: carrier.tgid, start_ns };
                 self.found.push(Found { process, carrier, leader, tids: Vec::new(), held: Vec::new() });
                 self.found.len() as Holder - 1

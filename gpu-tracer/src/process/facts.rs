@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::cgroup::{self, Placement};
 use super::patience::within;
-use super::{ProcDir, ProcError, ProcFs, Stat, Status, stack, stat, status};
+use super::{ProcDir, ProcError, ProcFs, Stat, Status, stack, status};
 use crate::model::{RawText, TaskState};
 
 /// Most bytes of a command line that are read.
@@ -98,7 +98,7 @@ pub struct ProcessFacts {
     pub core_dumping: Option<bool>,
     /// Who traces the thread; `None` for nobody.
     pub tracer: Option<u32>,
-    /// Kernel function the thread waits in.
+    /// Kernel function the thread waits in. The kernel tells nobody but the owner and root, and does not say so.
     pub wchan: Option<String>,
     /// Kernel stack of the thread, innermost first; empty if not asked for or not root.
     pub stack: Vec<String>,
@@ -178,7 +178,7 @@ fn task_path(tid: u32) -> PathBuf {
 
 /// `stat` of the task whose directory is `task`.
 pub fn read_stat(task: &ProcDir) -> Result<Stat, ProcError> {
-    let text = task.read("stat", stat::LIMIT)?;
+    let text = task.read_small("stat")?;
     Stat::parse(&text).ok_or_else(|| ProcError::Malformed { path: task.path().join("stat") })
 }
 
@@ -267,12 +267,13 @@ fn settles(task: &ProcDir, first: Stat) -> bool {
 
 /// The bytes of `cmdline` as one line: NULs between arguments become spaces, those at the end go.
 fn arguments(mut raw: Vec<u8>) -> Vec<u8> {
+    // Spaces at the end are the process's own words.
+    let end = raw.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    raw.truncate(end);
     for byte in &mut raw {
         if *byte == 0 {
             *byte = b' ';
         }
     }
-    let end = raw.iter().rposition(|byte| *byte != b' ').map_or(0, |last| last + 1);
-    raw.truncate(end);
     raw
 }

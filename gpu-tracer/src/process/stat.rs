@@ -7,9 +7,6 @@ const PF_EXITING: u64 = 0x4;
 /// `PF_KTHREAD` of `include/linux/sched.h`.
 const PF_KTHREAD: u64 = 0x0020_0000;
 
-/// Most bytes of a `stat` that are read; the kernel writes about 350.
-pub const LIMIT: usize = 4096;
-
 /// What of `stat` is of use here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {

@@ -66,16 +66,22 @@ pub(super) enum Place {
     Movable(u8),
     /// It leaves and shares one line with others of its kind.
     Short(u8),
-    /// The last column, which takes what is left; leaves when that is too little.
+    /// The last column, which takes what is left and is cut off there; leaves when that is too little.
     Stretch(u8),
+    /// The last column, which takes what is left and goes on in lines below; leaves when that is too little.
+    Flow(u8),
 }
 
 impl Place {
     fn rank(self) -> Option<u8> {
         match self {
             Self::Fixed => None,
-            Self::Movable(rank) | Self::Short(rank) | Self::Stretch(rank) => Some(rank),
+            Self::Movable(rank) | Self::Short(rank) | Self::Stretch(rank) | Self::Flow(rank) => Some(rank),
         }
+    }
+
+    fn takes_the_rest(self) -> bool {
+        matches!(self, Self::Stretch(_) | Self::Flow(_))
     }
 }
 
@@ -160,7 +166,7 @@ impl<'a> Layout<'a> {
                 widths[next] = None;
             }
             for (at, column) in all.iter().enumerate() {
-                if let (Place::Stretch(_), Some(width)) = (column.place, widths[at]) {
+                if let (true, Some(width)) = (column.place.takes_the_rest(), widths[at]) {
                     let others = Self::least(all, &widths) - width.min(STRETCH_MIN);
                     widths[at] = Some(limit - others);
                 }
@@ -175,7 +181,7 @@ impl<'a> Layout<'a> {
             .iter()
             .zip(widths)
             .filter_map(|(column, width)| {
-                let stretches = matches!(column.place, Place::Stretch(_));
+                let stretches = column.place.takes_the_rest();
                 width.map(|width| if stretches { width.min(STRETCH_MIN) } else { width })
             })
             .collect();
@@ -186,11 +192,17 @@ impl<'a> Layout<'a> {
         let mut line = String::new();
         let mut pending = 0; // spaces that are written only when something follows
         let mut left = self.limit;
+        let mut below = Vec::new();
         for ((column, width), cell) in self.all.iter().zip(&self.widths).zip(&row.cells) {
             let Some(width) = *width else { continue };
-            let text = match left {
-                Some(left) => fit(&cell.text, width.min(left.saturating_sub(pending))),
-                None => cell.text.clone(),
+            let text = match (left, column.place) {
+                (None, _) => cell.text.clone(),
+                (Some(_), Place::Flow(_)) => {
+                    let mut lines = wrap(&cell.text, width);
+                    below = lines.split_off(1);
+                    lines.remove(0)
+                }
+                (Some(left), _) => fit(&cell.text, width.min(left.saturating_sub(pending))),
             };
             let padding = width.saturating_sub(columns(&text));
             let room = left.map_or(padding, |left| left.saturating_sub(pending + columns(&text)));
@@ -208,6 +220,12 @@ impl<'a> Layout<'a> {
         }
         out.push_str(&line);
         out.push('\n');
+        let start = self.widths.iter().rev().skip(1).flatten().map(|width| width + GAP).sum();
+        for line in below {
+            out.extend(std::iter::repeat_n(' ', start));
+            out.push_str(&line);
+            out.push('\n');
+        }
     }
 
     /// What does not stand in the row, or not in full.
@@ -218,7 +236,7 @@ impl<'a> Layout<'a> {
             if cell.text.is_empty() {
                 continue;
             }
-            let stretches = matches!(column.place, Place::Stretch(_));
+            let stretches = column.place.takes_the_rest();
             let cut = !stretches && self.limit.is_some() && columns(&cell.text) > column.cap;
             if width.is_some() && !cut {
                 continue;

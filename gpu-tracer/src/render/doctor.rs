@@ -9,14 +9,7 @@ const CHECKS: [Column; 4] = [
     Column { title: "CHECK", label: "check", place: Place::Fixed, cap: 30, right: false, free: false },
     Column { title: "WORKS", label: "works", place: Place::Fixed, cap: 10, right: false, free: false },
     Column { title: "NEEDED", label: "needed", place: Place::Short(2), cap: 10, right: false, free: false },
-    Column {
-        title: "DETAIL",
-        label: "detail",
-        place: Place::Movable(1),
-        cap: 120,
-        right: false,
-        free: false,
-    },
+    Column { title: "DETAIL", label: "detail", place: Place::Flow(1), cap: 120, right: false, free: false },
 ];
 
 const DEVICES: [Column; 4] = [

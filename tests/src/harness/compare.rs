@@ -85,10 +85,14 @@ fn compare_holder(holds: &Holds, named: &[&Holder], found: &mut Vec<String>) {
     differs("devices", format!("{:?}", totals(named)), format!("{:?}", holds.devices));
 }
 
-/// The reasons given; where the truth is simply `live`, a tool that can prove that the launcher is gone may say so.
+/// The reasons given; where the truth is simply `live`, a tool that can prove that the launcher is gone may say so. That
+/// a handle is inherited is true of every child of a holder, and told where the truth does not ask for it.
 fn said(is: &[String], should: &[String]) -> String {
     let mut is = set(is);
-    if should == ["live"] && is.remove("live-orphan") {
+    if !should.iter().any(|word| word == "inherited") {
+        is.remove("inherited");
+    }
+    if should.iter().any(|word| word == "live") && is.remove("live-orphan") {
         is.insert("live");
     }
     format!("{is:?}")

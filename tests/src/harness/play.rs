@@ -181,7 +181,8 @@ impl Drop for Play {
             Err(error) => {
                 // It undoes everything on SIGTERM too, if it still can; SIGKILL would leave things behind.
                 let _ = crate::sys::process::kill(self.child.id(), libc::SIGTERM);
-                eprintln!("scenario {}: {error:#}", self.truth.scenario);
+                let message = format!("scenario {}: {error:#}", self.truth.scenario);
+                if std::thread::panicking() { eprintln!("{message}") } else { panic!("{message}") }
             }
         }
     }

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::poll::{PATIENCE, until};
-use crate::proc;
 use crate::stage::{Stage, Undo};
 use crate::sys::process::{self, Side};
 use crate::sys::{fd, fuse, loopfs};
@@ -42,7 +40,7 @@ pub(super) fn frozen_thread(stage: &mut Stage) -> Result<()> {
     )?;
 
     loopfs::thaw(&ext4)?;
-    worker.await_end()?;
+    worker.await_gone()?;
     stage.show_last(Truth::default().dead(worker.pid))
 }
 
@@ -147,6 +145,5 @@ pub(super) fn dumping_core(stage: &mut Stage) -> Result<()> {
 
     loopfs::thaw(&ext4)?;
     worker.await_gone()?;
-    until("the end of the core dump", PATIENCE, || Ok(proc::tasks(worker.pid)?.is_empty().then_some(())))?;
     stage.show_last(Truth::default().dead(worker.pid))
 }

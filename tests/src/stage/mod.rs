@@ -19,6 +19,7 @@ use serde::Serialize;
 
 pub use janitor::Undo;
 
+use crate::proc;
 use crate::sys::{fd, loopfs, mounts, process, process::Side};
 use crate::truth::Truth;
 use crate::worker::Worker;
@@ -191,11 +192,12 @@ impl Stage {
 
     /// A fresh ext4 file system, mounted where only this scenario sees it.
     pub fn ext4(&self) -> Result<PathBuf> {
-        self.need_private_mounts()?;
+        // In memory, so that no busy disk decides how long this takes.
+        let image = self.tmpfs()?.join("ext4.image");
         let target = self.dir.join("ext4");
         std::fs::create_dir(&target)?;
         self.undo_later(&Undo::Unmount(target.clone()))?;
-        loopfs::mount_new_ext4(&self.dir.join("ext4.image"), &target)?;
+        loopfs::mount_new_ext4(&image, &target)?;
         Ok(target)
     }
 
@@ -207,6 +209,14 @@ impl Stage {
 
     /// Says how things are and waits for `next`; returns the words after it. [`Over`] when nobody asks any more.
     pub fn show(&mut self, truth: Truth) -> Result<Vec<String>> {
+        // A worker answers before it goes back to sleep.
+        for holds in &truth.holders {
+            for (tid, state) in [(holds.tids[0], holds.state), (holds.pid, holds.leader_state)] {
+                if let Some(state) = state {
+                    proc::await_state(holds.pid, tid, state.encode_utf8(&mut [0; 4]))?;
+                }
+            }
+        }
         let mut pids: Vec<u32> = truth.holders.iter().map(|holder| holder.pid).collect();
         pids.extend(&truth.half_exited);
         let (scenario, conductor) = (self.scenario.clone(), std::process::id());

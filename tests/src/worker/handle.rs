@@ -270,7 +270,9 @@ impl Worker {
     /// Ends its thread alone, and waits until it is a zombie (a leader with living threads) or gone.
     pub fn end_thread(&self) -> Result<()> {
         self.order(Order::ExitThread)?;
-        self.await_end()
+        until(&format!("the end of thread {} of {}", self.tid, self.pid), PATIENCE, || {
+            Ok(proc::state(self.pid, self.tid)?.is_none_or(|state| "ZX".contains(state)).then_some(()))
+        })
     }
 
     /// Tells it to exit and waits until it is a zombie or gone.
@@ -290,18 +292,25 @@ impl Worker {
         self.await_end()
     }
 
-    /// Waits until its task has ended: reaped, or a zombie.
-    pub fn await_end(&self) -> Result<()> {
-        until(&format!("the end of task {} of {}", self.tid, self.pid), PATIENCE, || {
+    /// Waits until its process has ended with all its threads: gone, or a zombie whose parent is a worker that does not
+    /// reap it.
+    fn await_end(&self) -> Result<()> {
+        until(&format!("the end of process {}", self.pid), PATIENCE, || {
             // Reaps it if it is this process's child; otherwise its own parent does, or does not.
             let _ = process::reap(Some(self.pid));
-            Ok(match proc::state(self.pid, self.tid)? {
-                None => Some(()),
-                // Zombies of this process's own children and of orphans are on their way out.
-                Some('Z' | 'X') if self.is_left_to_its_maker()? => Some(()),
-                Some(_) => None,
+            Ok(match proc::tasks(self.pid)?[..] {
+                [] => Some(()),
+                [last] => {
+                    (proc::state(self.pid, last)? == Some('Z') && self.is_a_workers_child()?).then_some(())
+                }
+                _ => None,
             })
         })
+    }
+
+    fn is_a_workers_child(&self) -> Result<bool> {
+        let (conductor, janitor) = (std::process::id(), std::os::unix::process::parent_id());
+        Ok(proc::parent(self.pid)?.is_some_and(|parent| parent != conductor && parent != janitor))
     }
 
     /// Waits until nothing of its process is left, reaped by whoever its parent is.
@@ -310,16 +319,6 @@ impl Worker {
             let _ = process::reap(Some(self.pid));
             Ok(proc::parent(self.pid)?.is_none().then_some(()))
         })
-    }
-
-    /// A zombie stays when its leader waits for other threads or when its parent is a worker.
-    fn is_left_to_its_maker(&self) -> Result<bool> {
-        if proc::tasks(self.pid)?.len() > 1 {
-            return Ok(true);
-        }
-        let here = std::process::id();
-        let janitor = std::os::unix::process::parent_id();
-        Ok(proc::parent(self.pid)?.is_some_and(|parent| parent != here && parent != janitor))
     }
 
     /// Waits until its task is in one of these states.

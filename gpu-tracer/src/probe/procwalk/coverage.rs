@@ -40,6 +40,8 @@ pub(super) enum Gap {
     HalfExited(u32),
     /// So many descriptors wait in its sockets.
     Queued(u64),
+    /// This kernel does not show whether descriptors wait in sockets.
+    QueuesHidden,
     /// An io_uring of it did not show its files.
     RingBusy,
     /// An io_uring of it may not be read, or only in part.
@@ -56,9 +58,15 @@ pub(super) enum Gap {
 pub(super) fn of_place(site: &Site) -> Vec<Gap> {
     let mut gaps = Vec::new();
     let own = site.own_pid.and_then(|pid| ProcDir::open(site.root.join(pid.to_string())).ok());
-    let namespace = own.as_ref().and_then(|own| namespaces::one(own, "pid"));
+    // The first process of this /proc is in the namespace that it shows; only root may ask where. We ourselves may be
+    // further inside.
+    let first = ProcDir::open(site.root.join("1")).ok();
+    let namespace = [&first, &own].into_iter().flatten().find_map(|task| namespaces::one(task, "pid"));
     if namespace != Some(namespaces::INITIAL_PID) {
         gaps.push(Gap::OtherPidNamespace);
+    }
+    if is_older(rustix::system::uname().release().to_bytes(), (5, 7)) {
+        gaps.push(Gap::QueuesHidden);
     }
     if let Some(own) = &own {
         // In a user namespace of its own, a process has every capability and still sees nobody else's.
@@ -71,6 +79,17 @@ pub(super) fn of_place(site: &Site) -> Vec<Gap> {
         }
     }
     gaps
+}
+
+/// Is the kernel release `MAJOR.MINOR...` older than `than`? One that cannot be read is taken to be.
+fn is_older(release: &[u8], than: (u32, u32)) -> bool {
+    let mut numbers = release
+        .split(|byte| !byte.is_ascii_digit())
+        .map(|digits| std::str::from_utf8(digits).ok()?.parse::<u32>().ok());
+    match (numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(major), Some(minor)) => (major, minor) < than,
+        _ => true,
+    }
 }
 
 /// Is the `proc` at `mount_point` mounted with `hidepid`? Of several mounts there, the last is the visible one.
@@ -134,81 +153,113 @@ impl Sum {
         self.pids.sort_unstable();
         self.pids.dedup();
         let who = processes(&self.pids);
-        let count = self.count;
-        let (what, why) = match self.first {
-            Gap::NoProc(error) => ("proc", format!("no processes could be listed: {error}; mount /proc")),
-            Gap::OtherPidNamespace => (
-                "pid-namespace",
-                "this /proc is not known to show the whole host, only one PID namespace; run on the host itself (for \
-                 example with `nsenter --target 1 --pid --mount`, or a container with `--pid=host`)"
-                    .to_owned(),
-            ),
-            Gap::HidePid => (
-                "hidepid",
-                "/proc is mounted with `hidepid`, so that other users' processes do not even show; run as root".to_owned(),
-            ),
-            Gap::Denied => (
-                "other-users",
-                format!("{who} may not be looked into; {}", what_would_help()),
-            ),
-            Gap::Unreadable => ("unreadable", format!("reading about {who} failed; try again")),
-            Gap::Stuck(_) => (
-                "blocked-read",
-                format!("reading about {who} did not return, so it was given up; a file system or a lock that it uses hangs"),
-            ),
-            Gap::NotVisited(_) => {
-                ("time-limit", format!("{count} processes were not looked at for lack of time; try again on a quieter host"))
-            }
-            Gap::NotCompared => (
-                "comparison",
-                "finding out which handles are the same did not return: one handle may be listed several times; try again"
-                    .to_owned(),
-            ),
-            Gap::MapsLocked => (
-                "mappings",
-                format!(
-                    "the address space of {who} was left alone, since a thread of it is exiting or in D state and reading \
-                     might never return; use a kernel with BPF iterators, as root"
-                ),
-            ),
-            Gap::MapsUnreadable => ("mappings", format!("the address space of {who} may not be read; run as root")),
-            Gap::MapsUnidentified(_) => {
-                ("mappings", format!("{count} mapped files of {who} could not be identified by name; run as root"))
-            }
-            Gap::HalfExited(_) => (
-                "half-exited-task",
-                format!(
-                    "{who}: half-way through exit with the fd table already gone; what such a task still drops is not in \
-                     /proc; wait for it to end"
-                ),
-            ),
-            Gap::Queued(_) => (
-                "in-flight",
-                format!(
-                    "{count} descriptors are queued in sockets of {who}, and /proc does not say of what; use a kernel with \
-                     BPF iterators, as root"
-                ),
-            ),
-            Gap::RingBusy => ("io_uring", format!("an io_uring of {who} was too busy to show its files; try again")),
-            Gap::RingUnreadable => {
-                ("io_uring", format!("the registered files of an io_uring of {who} could not all be read; run as root"))
-            }
-            Gap::RingUnidentified(_) => {
-                ("io_uring", format!("{count} files registered in io_urings of {who} could not be identified by name"))
-            }
-            Gap::RingUnlisted => (
-                "io_uring",
-                format!("{who} maps an io_uring without a descriptor, whose registered files are not in /proc"),
-            ),
-            Gap::SharingUnknown => (
-                "shared-tables",
-                format!(
-                    "this kernel does not say whether the threads of {who} share one fd table; a handle may be counted \
-                     too seldom or too often"
-                ),
-            ),
-        };
+        let (what, why) = of_the_walk(&self.first, self.count, &who)
+            .or_else(|| of_mappings(&self.first, self.count, &who))
+            .or_else(|| of_rings(&self.first, self.count, &who))
+            .unwrap_or_else(|| of_handles(&self.first, self.count, &who));
         Missing { what, why }
+    }
+}
+
+/// Words for what went wrong with the walk as such.
+fn of_the_walk(gap: &Gap, count: u64, who: &str) -> Option<(&'static str, String)> {
+    Some(match gap {
+        Gap::NoProc(error) => ("proc", format!("no processes could be listed: {error}; mount /proc")),
+        Gap::OtherPidNamespace => (
+            "pid-namespace",
+            "this /proc is not known to show the whole host, only one PID namespace; run on the host itself (for \
+             example with `nsenter --target 1 --pid --mount`, or in a container with `--pid=host`)"
+                .to_owned(),
+        ),
+        Gap::HidePid => (
+            "hidepid",
+            "/proc is mounted with `hidepid`, so that other users' processes do not even show; run as root"
+                .to_owned(),
+        ),
+        Gap::Unreadable => ("unreadable", format!("reading about {who} failed; try again")),
+        Gap::Stuck(_) => (
+            "blocked-read",
+            format!("reading about {who} did not return and was given up; see what it waits for with `gpu-tracer why`"),
+        ),
+        Gap::NotVisited(_) => (
+            "time-limit",
+            format!("{count} processes were not looked at for lack of time; try again when the host is less busy"),
+        ),
+        Gap::NotCompared => (
+            "comparison",
+            "finding out which handles are the same did not return: one may be listed several times; try again"
+                .to_owned(),
+        ),
+        _ => return None,
+    })
+}
+
+/// Words for mappings that were not seen.
+fn of_mappings(gap: &Gap, count: u64, who: &str) -> Option<(&'static str, String)> {
+    let why = match gap {
+        Gap::MapsLocked => format!(
+            "the address space of {who} was left alone, since a thread of it is exiting or in D state and reading \
+             might never return; use a kernel with BPF iterators, as root"
+        ),
+        Gap::MapsUnreadable => format!("the address space of {who} may not be read; run as root"),
+        Gap::MapsUnidentified(_) => {
+            format!("{count} mapped files of {who} could not be identified by name; run as root")
+        }
+        _ => return None,
+    };
+    Some(("mappings", why))
+}
+
+/// Words for registered files that were not seen.
+fn of_rings(gap: &Gap, count: u64, who: &str) -> Option<(&'static str, String)> {
+    let why = match gap {
+        Gap::RingBusy => format!("an io_uring of {who} was too busy to show its files; try again"),
+        Gap::RingUnreadable => {
+            format!("the registered files of an io_uring of {who} could not all be read; run as root")
+        }
+        Gap::RingUnidentified(_) => format!(
+            "{count} files registered in io_urings of {who} could not be identified by name; use a kernel with BPF \
+             iterators, as root"
+        ),
+        Gap::RingUnlisted => format!(
+            "{who} maps an io_uring without a descriptor, whose registered files are not in /proc; use a kernel with \
+             BPF iterators, as root"
+        ),
+        _ => return None,
+    };
+    Some(("io_uring", why))
+}
+
+/// Words for tasks and descriptors that were not seen.
+fn of_handles(gap: &Gap, count: u64, who: &str) -> (&'static str, String) {
+    match gap {
+        Gap::HalfExited(_) => (
+            "half-exited-task",
+            format!(
+                "{who}: half-way through exit with the fd table already gone; what such a task still drops is not in \
+                 /proc; wait for it to end"
+            ),
+        ),
+        Gap::Queued(_) => (
+            "in-flight",
+            format!(
+                "{count} descriptors are queued in sockets of {who}, and /proc does not say of what; use a kernel with \
+                 BPF iterators, as root"
+            ),
+        ),
+        Gap::QueuesHidden => (
+            "in-flight",
+            "this kernel does not show whether descriptors are queued in sockets; use Linux 5.8 or newer, as root"
+                .to_owned(),
+        ),
+        Gap::SharingUnknown => (
+            "shared-tables",
+            format!(
+                "this kernel does not say whether the threads of {who} share one fd table, so that a handle may be \
+                 counted too seldom or too often; use a kernel with kcmp, as root"
+            ),
+        ),
+        _ => ("other-users", format!("{who} may not be looked into; {}", what_would_help())),
     }
 }
 
@@ -253,6 +304,14 @@ mod tests {
             "{}",
             queued.why
         );
+    }
+
+    #[test]
+    fn releases_compare_by_number() {
+        let older = [b"5.6.19".as_slice(), b"4.19.0-27-amd64", b"5.6", b"nonsense", b""];
+        let newer = [b"5.7".as_slice(), b"5.10.0-32-amd64", b"6.1.0", b"10.0-rc1"];
+        assert_eq!(older.map(|release| is_older(release, (5, 7))), [true; 5]);
+        assert_eq!(newer.map(|release| is_older(release, (5, 7))), [false; 4]);
     }
 
     #[test]

@@ -95,9 +95,15 @@ pub(super) fn read(site: &Site, task: &ProcDir, tid: u32, beat: &Beat, gaps: &mu
         }
         let node = *known.entry((line.fs, line.inode)).or_insert_with(|| {
             beat.tick();
+            if site.is_ordinary(line.fs, line.inode) {
+                return None;
+            }
             match identify(site, task, map_files.as_ref(), &line) {
                 Some(Inode::Device(node)) => site.devices.identify(node.device).map(|_| node),
-                Some(_) => None,
+                Some(_) => {
+                    site.note_ordinary(line.fs, line.inode);
+                    None
+                }
                 None => {
                     unidentified += 1;
                     None

@@ -14,9 +14,6 @@ use crate::model::Task;
 use crate::process::facts::read_stat;
 use crate::process::{ProcDir, ProcError, Stat, Status, namespaces, stack, status};
 
-/// Most bytes of an ordinary descriptor's fdinfo that are read.
-const FDINFO_LIMIT: usize = 4096;
-
 /// What was found in one process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Visit {
@@ -276,7 +273,7 @@ fn is_path_only(task: &ProcDir, fd: u32) -> bool {
 
 /// A field of a descriptor's fdinfo; `None` if it is not there or the descriptor has gone.
 fn fdinfo_field(task: &ProcDir, fd: u32, key: &[u8]) -> Option<String> {
-    let text = task.read(format!("fdinfo/{fd}"), FDINFO_LIMIT).ok()?;
+    let text = task.read_small(format!("fdinfo/{fd}")).ok()?;
     let value = text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(key))?;
     Some(std::str::from_utf8(value).ok()?.trim().to_owned())
 }

@@ -11,7 +11,7 @@ use crate::model::report::Holder;
 const LEAST: usize = 3;
 
 /// PIDs of this width still fit into the column.
-const PIDS_WIDTH: usize = 22;
+const PIDS_WIDTH: usize = 24;
 
 /// Holders of the same executable, user, place, devices, state and reason, in the order in which the first of each came.
 ///
@@ -66,7 +66,8 @@ impl<'a> Key<'a> {
             uid: holder.uid,
             gpus: cells::gpus(holder),
             held: cells::held(holder),
-            state: cells::state(holder),
+            // A worker that sleeps now may run in a millisecond: the same worker.
+            state: cells::state(holder).replacen('R', "S", usize::from(holder.state == "R")),
             why: cells::why(holder),
             place: cells::place(holder),
             sigkill_pending: holder.sigkill_pending,

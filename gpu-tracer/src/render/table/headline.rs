@@ -22,6 +22,8 @@ pub(super) fn section(summary: &Summary<'_>, view: &View<'_>) -> String {
         let memory = memory_in_use(summary);
         let tone = if memory.is_empty() { Tone::Good } else { Tone::Warn };
         (format!("Nobody holds {}.{memory}", asked(summary)), tone)
+    } else if summary.report.coverage.missing.iter().any(|missing| missing.what == "devices") {
+        ("Unknown: no GPU device is known on this host (see below).".to_owned(), Tone::Warn)
     } else {
         let memory = memory_in_use(summary);
         let asked = asked(summary);
@@ -162,7 +164,7 @@ fn condition(summary: &Summary<'_>, holders: impl Iterator<Item = usize> + Clone
 /// What was asked about.
 fn asked(summary: &Summary<'_>) -> String {
     let gpus: Vec<u32> = summary.report.gpus.iter().map(|gpu| gpu.index).collect();
-    if gpus.is_empty() { "any GPU device".to_owned() } else { gpu_list(&gpus) }
+    if gpus.is_empty() { "any of the devices asked about".to_owned() } else { gpu_list(&gpus) }
 }
 
 fn gpu_list(gpus: &[u32]) -> String {

@@ -46,14 +46,17 @@ pub(super) fn section(summary: &Summary<'_>, view: &View<'_>) -> String {
         return String::new();
     }
     let mut out = paragraph("NOT EVERYTHING COULD BE SEEN:", 0, Tone::Warn, view);
+    let unexplained = unexplained(summary);
     let mut reasons: Vec<String> = Vec::new();
-    for missing in &summary.report.coverage.missing {
+    // What is said below of each device need not be said of all together.
+    let told = |what: &str| what == "unexplained-references" && !unexplained.is_empty();
+    for missing in summary.report.coverage.missing.iter().filter(|missing| !told(&missing.what)) {
         let text = format!("{}: {}", escape_str(&missing.what), escape_str(&missing.why));
         if !reasons.contains(&text) {
             reasons.push(text);
         }
     }
-    reasons.extend(unexplained(summary));
+    reasons.extend(unexplained);
     if reasons.is_empty() {
         reasons.push("no reason is recorded; `gpu-tracer doctor` says what works here".to_owned());
     }

@@ -75,6 +75,11 @@ fn degraded_host() {
 }
 
 #[test]
+fn degraded_host_on_72_columns() {
+    insta::assert_snapshot!(doctor(&report(), &view(Some(72))));
+}
+
+#[test]
 fn host_without_devices_on_40_columns() {
     insta::assert_snapshot!(doctor(&DoctorReport { devices: Vec::new(), ..report() }, &view(Some(40))));
 }

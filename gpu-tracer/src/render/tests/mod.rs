@@ -239,6 +239,20 @@ fn every_pid_is_in_the_table_folded_or_not() {
 }
 
 #[test]
+fn running_and_sleeping_workers_are_alike_and_dying_ones_are_not() {
+    let mut report = samples::children(false);
+    for (holder, state) in report.holders.iter_mut().zip(["S", "R", "R"].into_iter().cycle()) {
+        holder.state = state.to_owned();
+    }
+    let text = piped(&report);
+    assert!(text.contains("50 x 481-530  alice  S, R"), "{text}");
+    report.holders[7].state = "R".to_owned();
+    report.holders[7].exiting = true;
+    let text = piped(&report);
+    assert!(text.contains("R exiting") && text.contains("49 x"), "{text}");
+}
+
+#[test]
 fn twenty_thousand_holders_with_names_of_their_own_are_no_burden() {
     let names =
         (0..20_000).map(|at| Holder { comm: format!("{at}x").as_str().into(), ..samples::python(1000 + at) });

@@ -1,0 +1,43 @@
+//! A large host. Run in a release build: `cargo test --release -p gpu-tracer --lib ledger::tests::speed -- --ignored --nocapture`.
+
+use std::time::Instant;
+
+use super::*;
+
+/// 50,000 tasks in 5,000 processes; 1,000 of them hold 100 references each, half of them through a shared file.
+fn large_world(taken_ns: u64) -> Snapshot {
+    let tasks = (1..=5_000).flat_map(|n| (0..10).map(move |thread| task(n * 10, n * 10 + thread))).collect();
+    let mut files = Vec::new();
+    let mut references = Vec::new();
+    for holder in (10..=10_000).step_by(10) {
+        for n in 0..50u32 {
+            let own = holder * 100 + u64::from(n);
+            files.push(device(own, GPU0, 1));
+            references.push(fd(own, holder, n));
+            references.push(fd(u64::from(n) + 1, holder, 100 + n));
+        }
+    }
+    files.extend((1..=50).map(|key| device(key, CTL, 1_000)));
+    world(taken_ns, tasks, files, references)
+}
+
+#[test]
+#[ignore = "measures time: for a release build"]
+fn a_large_host_is_taken_over_in_a_fraction_of_fifty_milliseconds() {
+    let mut ledger = Ledger::new();
+    for n in 1..=5 {
+        let snapshot = large_world(n);
+        let begun = Instant::now();
+        let drift = ledger.reconcile(&snapshot);
+        let reconciled = begun.elapsed();
+        let view = ledger.view();
+        let viewed = begun.elapsed() - reconciled;
+        println!(
+            "{} references, {} tasks: reconciled in {reconciled:?} ({} changes), viewed in {viewed:?}",
+            snapshot.references.len(),
+            snapshot.tasks.len(),
+            drift.changes.len()
+        );
+        assert_eq!((view.files.len(), view.holders.len()), (50_050, 1_000));
+    }
+}
