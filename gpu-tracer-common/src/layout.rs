@@ -66,6 +66,13 @@ pub struct KernelLayout {
     pub vma_start: u32,
     pub vma_end: u32,
     pub vma_mm: u32,
+    /// `shared.rb`: the node in the mapping's tree.
+    pub vma_tree_node: u32,
+    pub file_mapping: u32,
+    /// `i_mmap.rb_root.rb_node`.
+    pub mapping_tree: u32,
+    pub node_left: u32,
+    pub node_right: u32,
     pub sock_state: u32,
     pub sock_socket: u32,
     pub sock_receive_queue_next: u32,
@@ -86,5 +93,26 @@ pub struct KernelLayout {
     pub ring_node_file: u32,
     /// Non-zero where the ring's file table can be walked at all.
     pub ring_known: u32,
+    pub file_cred: u32,
+    pub file_path_dentry: u32,
+    pub file_path_mnt: u32,
+    /// Absent without CONFIG_SECURITY.
+    pub file_security: u32,
+    pub dentry_inode: u32,
+    pub dentry_lockref_count: u32,
+    pub files_count: u32,
+    pub task_exit_code: u32,
+    pub signal_live: u32,
+    pub siginfo_code: u32,
+    /// Absent without CONFIG_MODULES.
+    pub module_name: u32,
+    pub task_cgroups: u32,
+    pub css_set_dfl_cgrp: u32,
+    pub cgroup_kn: u32,
+    pub kernfs_node_id: u32,
+    /// Non-zero where `sched_process_exit` says itself whether the process ends (6.16+).
+    pub exit_says_group_dead: u32,
+    /// Non-zero where `mark_victim` passes a task and not a PID (6.8+).
+    pub victim_is_task: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 62 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 84 * 4);

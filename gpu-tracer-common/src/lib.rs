@@ -4,8 +4,9 @@
 //! so that both sides are known to agree. Pointers travel as `u64` and serve only as identities.
 #![no_std]
 
+pub mod events;
 pub mod layout;
 pub mod snapshot;
 
 /// Layout version, in the first word of every record. Changes when any layout changes.
-pub const LAYOUT: u16 = 1;
+pub const LAYOUT: u16 = 2;

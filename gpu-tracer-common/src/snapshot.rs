@@ -6,7 +6,10 @@ use crate::LAYOUT;
 /// First word of a record.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(zerocopy::FromBytes, zerocopy::Immutable, zerocopy::KnownLayout))]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
 pub struct Header {
     /// One of the `KIND_*` or `HOLD_*` constants.
     pub kind: u16,
@@ -37,6 +40,15 @@ pub const HOLD_UNACCEPTED: u16 = 5;
 pub const HOLD_IO_URING: u16 = 6;
 /// [`HoldRecord`]: the driver holds `file` (an nvidiactl) on behalf of device file `by`.
 pub const HOLD_DRIVER_PIN: u16 = 7;
+/// [`HoldRecord`]: a file remembered from earlier, as it is now. `by` = its `struct dentry`, `at` = references to that
+/// (`d_lockref.count`), 0 where it is no longer the dentry of the file's inode; `end` = [`check_bits`].
+pub const HOLD_CHECKED: u16 = 8;
+
+/// `end` of a [`HOLD_CHECKED`] record.
+pub mod check_bits {
+    /// The file has the blob of a security module, which is taken from it only when it is freed.
+    pub const HAS_SECURITY_BLOB: u64 = 1;
+}
 
 /// `file` is an open GPU device.
 pub const FILE_DEVICE: u32 = 0;
@@ -122,8 +134,11 @@ pub struct HoldRecord {
     pub at: u64,
     /// See the kinds; 0 where unused.
     pub end: u64,
+    /// For [`FILE_DEVICE`]: a hash of what stays the same for as long as the file lives, and is another for nearly every
+    /// other file at the same address: inode, dentry, mount, opener's credentials, security blob. 0 otherwise.
+    pub identity: u64,
 }
-const _: () = assert!(size_of::<HoldRecord>() == 56);
+const _: () = assert!(size_of::<HoldRecord>() == 64);
 
 /// Minor of a key of the `WANTED` map that stands for every minor of its major.
 pub const EVERY_MINOR: u32 = 0xf_ffff;
@@ -140,7 +155,7 @@ pub mod mode {
     pub const DEVICES: u32 = 0;
     /// Report only descriptors whose file is in the `CARRIERS` map.
     pub const CARRIERS: u32 = 1;
-    /// Report nothing; learn `io_uring_fops` from the descriptor named in the control block.
+    /// Report nothing; learn `io_uring_fops` from the reader's descriptor named in the control block.
     pub const LEARN_RING: u32 = 2;
 }
 
@@ -150,12 +165,12 @@ pub mod mode {
 pub struct Control {
     /// One of [`mode`].
     pub mode: u32,
-    /// For [`mode::LEARN_RING`]: the task to look at.
-    pub learn_tgid: u32,
-    /// For [`mode::LEARN_RING`]: its descriptor of an io_uring.
+    /// For [`mode::LEARN_RING`]: the reader's own descriptor of an io_uring.
     pub learn_fd: u32,
     /// Times that the ring was full and the element had to be repeated.
     pub full: u32,
+    /// Zero.
+    pub padding: u32,
     /// `f_op` of io_uring files; 0 while unknown.
     pub ring_fops: u64,
     /// fd table in which the walk stopped because the ring was full.

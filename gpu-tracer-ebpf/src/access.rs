@@ -53,3 +53,15 @@ pub(crate) unsafe fn field<T: Copy>(base: *const c_void, offset: u32) -> T {
     // SAFETY: the verifier refuses the program unless the offset lies on a member of the struct.
     unsafe { base.cast::<u8>().add(offset as usize).cast::<T>().read_volatile() }
 }
+
+/// Adds one, atomically: other programs may be doing the same on this CPU or another.
+///
+/// # Safety
+/// `counter` must be aligned and lie in a map's value.
+#[inline(always)]
+pub(crate) unsafe fn increment(counter: *mut u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        core::arch::asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1_u64, options(nostack))
+    };
+}

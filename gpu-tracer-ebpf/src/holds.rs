@@ -20,9 +20,9 @@ static HOLDS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 static CONTROL: Array<Control> = Array::with_max_entries(1, 0);
 
 /// Device numbers to look for, in the kernel's encoding; minor [`EVERY_MINOR`] stands for all of a major. In a map and
-/// not in `.rodata` because a module reload changes them.
+/// not in `.rodata` because a module reload changes them. Allocated beforehand, as tracepoint programs must have it.
 #[map]
-static WANTED: HashMap<u32, u8> = HashMap::with_max_entries(WANTED_KEYS, BPF_F_NO_PREALLOC);
+static WANTED: HashMap<u32, u8> = HashMap::with_max_entries(WANTED_KEYS, 0);
 
 /// Files (sockets) whose holders are wanted because device files sit in them.
 #[map]
@@ -34,7 +34,7 @@ const BPF_RB_NO_WAKEUP: u64 = 1;
 const S_IFMT: u16 = 0o170_000;
 const S_IFCHR: u16 = 0o020_000;
 const S_IFSOCK: u16 = 0o140_000;
-const FMODE_PATH: u32 = 0x4000;
+pub(crate) const FMODE_PATH: u32 = 0x4000;
 
 /// The ring is full: stop, let the user side drain it, and come back to the same element.
 pub(crate) struct Full;
@@ -76,9 +76,32 @@ pub(crate) fn emit(found: &Found, file_kind: u32, file: u64, rdev: u32) -> Resul
         by: found.by,
         at: found.at,
         end: found.end,
+        identity: if file_kind == FILE_DEVICE { identity(file) } else { 0 },
     });
     slot.submit(BPF_RB_NO_WAKEUP);
     Ok(())
+}
+
+/// See [`HoldRecord::identity`].
+///
+/// `private_data`, `f_op` and `f_flags` are left out: drivers and system calls change them while a file lives. The
+/// credentials are a copy that each process has for itself, and the file keeps them alive.
+#[inline(always)]
+pub(crate) fn identity(file: u64) -> u64 {
+    let parts = [
+        offset!(file_inode),
+        offset!(file_path_dentry),
+        offset!(file_path_mnt),
+        offset!(file_cred),
+        offset!(file_security),
+    ];
+    let mut hash = 0_u64;
+    for at in parts {
+        hash = (hash ^ read::<u64>(file, at).unwrap_or(0)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash ^= hash >> 32;
+    }
+    // 0 stands for none.
+    hash | 1
 }
 
 /// References as the kernel counts them.

@@ -9,14 +9,20 @@
 //! | `mappings.rs` | `iter/task_vma` |
 //! | `sockets.rs` | `iter/unix`: descriptors in flight |
 //! | `subjects.rs` | a closer look at files found before: what the driver or an io_uring holds |
+//! | `recheck.rs` | files found before, as they are now |
+//! | `events/` | what happens: device nodes asked for, and the lives of processes that hold something |
 //!
 //! None of them takes a reference to a file: a program that held the last one would run the driver's release itself.
 #![no_std]
 #![no_main]
+// This target's `AtomicU64` can load and store, not add.
+#![feature(asm_experimental_arch)]
 
 mod access;
+mod events;
 mod holds;
 mod mappings;
+mod recheck;
 mod sockets;
 mod subjects;
 mod task_file;

@@ -1,5 +1,5 @@
-//! A closer look at single files that an earlier pass found: which file does the driver hold on behalf of this one, and
-//! what does this io_uring hold?
+//! A closer look at single files that an earlier pass found: which file does the driver hold on behalf of this one,
+//! what does this io_uring hold, and (`recheck.rs`) is this still the file that it was?
 //!
 //! The user side lists the files in [`SUBJECTS`]; each run of a program (once per task, whichever it is) takes the next.
 //! The files may have been released since, so everything read is checked before it is believed.
@@ -9,7 +9,7 @@ use core::ffi::c_void;
 use aya_ebpf::{helpers::generated::bpf_loop, macros::map, maps::Array};
 use gpu_tracer_common::{
     layout::ABSENT,
-    snapshot::{FILE_DEVICE, HOLD_DRIVER_PIN, HOLD_IO_URING, MAX_SUBJECTS},
+    snapshot::{FILE_DEVICE, HOLD_DRIVER_PIN, HOLD_IO_URING, HOLD_MAP, MAX_SUBJECTS},
 };
 
 use crate::{
@@ -39,7 +39,7 @@ fn iter_rings(_: *mut c_void) -> i32 {
 }
 
 #[inline(always)]
-fn next_subject(look: impl Fn(u64) -> Result<(), Full>) -> i32 {
+pub(crate) fn next_subject(look: impl Fn(u64) -> Result<(), Full>) -> i32 {
     let Some(control) = control() else { return 0 };
     if control.subject >= control.subjects {
         return 0;
@@ -89,6 +89,84 @@ fn look_at_driver_pin(file: u64) -> Result<(), Full> {
         }
     }
     Ok(())
+}
+
+/// Mappings of a file found from the file's side: also those in an address space that no task has any more.
+///
+/// NVIDIA's UVM keeps the address space of a dead process alive through a descriptor that a child inherited, and with it
+/// every mapping of the parent. `iter/task_vma` cannot get there.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_file_mappings(_: *mut c_void) -> i32 {
+    next_subject(look_for_mappings)
+}
+
+/// Mappings of one file that are followed.
+const MAX_MAPPINGS: u32 = 65_536;
+/// A red-black tree of that many nodes is no deeper than twice the logarithm.
+const MAX_DEPTH: usize = 32;
+
+struct TreeWalk {
+    file: u64,
+    depth: u32,
+    full: u32,
+    /// Nodes still to be visited.
+    nodes: [u64; MAX_DEPTH],
+}
+
+#[inline(always)]
+fn look_for_mappings(file: u64) -> Result<(), Full> {
+    if character_device(file).is_none() {
+        return Ok(());
+    }
+    let mapping = read::<u64>(file, offset!(file_mapping)).unwrap_or(0);
+    let root = read::<u64>(mapping, offset!(mapping_tree)).unwrap_or(0);
+    if root == 0 {
+        return Ok(());
+    }
+    let mut walk = TreeWalk { file, depth: 1, full: 0, nodes: [0; MAX_DEPTH] };
+    walk.nodes[0] = root;
+    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
+    unsafe { bpf_loop(MAX_MAPPINGS, visit_mapping as *mut c_void, (&raw mut walk).cast(), 0) };
+    if walk.full == 0 { Ok(()) } else { Err(Full) }
+}
+
+#[inline(never)]
+unsafe extern "C" fn visit_mapping(_: u32, walk: *mut c_void) -> i64 {
+    // SAFETY: `look_for_mappings` passes a `TreeWalk` on its stack.
+    let walk = unsafe { &mut *walk.cast::<TreeWalk>() };
+    let depth = u64::from(walk.depth);
+    if depth == 0 {
+        return 1;
+    }
+    // A mask is what the verifier understands as a bound.
+    let node = walk.nodes[((depth - 1) & (MAX_DEPTH as u64 - 1)) as usize];
+    walk.depth -= 1;
+    let vma = node.wrapping_sub(u64::from(offset!(vma_tree_node)));
+    // Files that share a mapping share its tree.
+    if read::<u64>(vma, offset!(vma_file)) == Some(walk.file) {
+        let found = Found {
+            kind: HOLD_MAP,
+            tid: 0,
+            by: read::<u64>(vma, offset!(vma_mm)).unwrap_or(0),
+            at: read::<u64>(vma, offset!(vma_start)).unwrap_or(0),
+            end: read::<u64>(vma, offset!(vma_end)).unwrap_or(0),
+        };
+        let rdev = character_device(walk.file).unwrap_or(0);
+        if emit(&found, FILE_DEVICE, walk.file, rdev).is_err() {
+            walk.full = 1;
+            return 1;
+        }
+    }
+    for side in [offset!(node_left), offset!(node_right)] {
+        let child = read::<u64>(node, side).unwrap_or(0);
+        let depth = u64::from(walk.depth);
+        if child != 0 && depth < MAX_DEPTH as u64 {
+            walk.nodes[(depth & (MAX_DEPTH as u64 - 1)) as usize] = child;
+            walk.depth += 1;
+        }
+    }
+    0
 }
 
 struct RingWalk {

@@ -7,6 +7,7 @@
 use core::ffi::c_void;
 
 use aya_ebpf::{
+    helpers::bpf_get_current_pid_tgid,
     helpers::generated::{bpf_loop, bpf_probe_read_kernel, bpf_seq_write},
     macros::map,
     maps::{HashMap, PerCpuArray},
@@ -121,7 +122,8 @@ fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
     // SAFETY: `task` is the context's BTF pointer, checked for null.
     let (tgid, tid, files) = unsafe { identify(task) };
     if control.mode == mode::LEARN_RING {
-        if tid == control.learn_tgid {
+        // An iterator runs in the context of its reader, whatever PID namespace that is in.
+        if u64::from(tgid) == bpf_get_current_pid_tgid() >> 32 && tid == tgid {
             control.ring_fops = file_operations(files, control.learn_fd).unwrap_or(0);
         }
         return Ok(());

@@ -167,6 +167,13 @@ impl Holds {
         self
     }
 
+    /// A living ancestor holds the same open files: that they were inherited can be shown.
+    #[must_use]
+    pub fn inherited(mut self) -> Self {
+        self.why.push("inherited".to_owned());
+        self
+    }
+
     /// Fixes the state letters of the carrying task and of the leader.
     #[must_use]
     pub fn states(mut self, task: char, leader: char) -> Self {

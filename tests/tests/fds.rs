@@ -19,8 +19,12 @@ fn duplicates_are_descriptors_of_one_open_file() {
 }
 
 #[test]
-fn nineteen_thousand_handles_of_one_process_are_all_counted() {
-    Play::stage("many-handles", &["19000"]).check();
+fn twenty_thousand_handles_of_one_process_are_all_counted() {
+    // As many as one process may have here, if that is less; a few are the worker's own.
+    let limit = gpu_tracer_tests::sys::fd::lift_limit(21_000).expect("the limit can be read");
+    let count = limit.saturating_sub(100).min(20_000);
+    assert!(count >= 1_000, "a limit of {limit} open files is no test: raise it (ulimit -n)");
+    Play::stage("many-handles", &[&count.to_string()]).check();
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn b10_asked_from_a_sibling_pid_namespace_the_answer_is_unknown() {
     assert!(!answer.report.coverage.complete, "{}", answer.text);
     let missing = answer.report.coverage.missing.iter().find(|missing| missing.what == "pid-namespace");
     let missing = missing.unwrap_or_else(|| panic!("does not say why\n{}", answer.text));
-    assert!(missing.why.contains("nsenter"), "does not say what would help\n{}", answer.text);
+    assert!(missing.why.contains("on the host"), "does not say what would help\n{}", answer.text);
 }
 
 #[test]

@@ -10,11 +10,12 @@ use crate::gpu::claims::NvmlAnswer;
 use crate::kernel::{self, Clock, Devices};
 use crate::ledger::{FileView, HolderView};
 use crate::model::report::{
-    Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report, SCHEMA,
+    Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
+    SCHEMA,
 };
 use crate::model::{DeviceNumber, Gpu, ProcessId, TaskState};
 use crate::process::facts::read_stat;
-use crate::process::{FactOptions, MmReadable, ProcFs, ProcessFacts};
+use crate::process::{self, FactOptions, MmReadable, ProcFs, ProcessFacts};
 
 /// The whole report, for all GPUs.
 pub(super) fn report(devices: &Devices, looked: &Looked, nvml: &NvmlAnswer, clock: &Clock) -> Report {
@@ -28,6 +29,7 @@ pub(super) fn report(devices: &Devices, looked: &Looked, nvml: &NvmlAnswer, cloc
         boot_id: kernel::boot_id(Path::new("/")).unwrap_or_default(),
         plan: looked.plan.to_owned(),
         coverage: coverage(looked, &files, devices),
+        cost: Cost::default(),
         gpus: devices.gpus.iter().map(|gpu| gpu_report(gpu, nvml)).collect(),
         files,
         holders,
@@ -121,8 +123,7 @@ fn holder(view: &HolderView, looked: &Looked, devices: &Devices, nvml: &NvmlAnsw
     // The address space of a task that is exiting or in D state must not be read: the read could hang as well.
     let blocked = carrier.exiting || carrier.state == TaskState::Uninterruptible;
     let options = FactOptions { mm: if blocked { MmReadable::No } else { MmReadable::Yes }, stack: true };
-    // It may have gone since: then the kernel's own facts are all there is.
-    let facts = ProcFs::host().facts(view.process.tgid, carrier.tid, options).ok();
+    let facts = facts_of(view, options);
     let held = held_devices(view, devices);
     let evidence = Evidence {
         carrier,
@@ -162,6 +163,23 @@ fn holder(view: &HolderView, looked: &Looked, devices: &Devices, nvml: &NvmlAnsw
         memory: held_memory(view, nvml),
         devices: held,
     }
+}
+
+/// What `/proc` says of a holder, if it is of this very process that `/proc` speaks.
+///
+/// It may have gone since, another may have its PID, and in a PID namespace of our own `/proc` numbers processes
+/// differently from the kernel: then the kernel's own facts are all there is.
+fn facts_of(view: &HolderView, options: FactOptions) -> Option<ProcessFacts> {
+    let carrier = &view.carrier;
+    let (pid, tid) = if process::namespaces::is_initial_pid() {
+        (carrier.tgid, carrier.tid)
+    } else if carrier.is_leader() {
+        (carrier.tgid_in_ns, carrier.tgid_in_ns)
+    } else {
+        return None;
+    };
+    let facts = ProcFs::host().facts(pid, tid, options).ok()?;
+    view.process.started_in_tick_of(facts.start_ns).then_some(facts)
 }
 
 /// What a holder holds, by device, GPUs first.

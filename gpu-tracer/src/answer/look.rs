@@ -12,6 +12,7 @@ use crate::kernel::{Btf, boot_now};
 use crate::ledger::{Ledger, View};
 use crate::model::{DeviceTable, Missing, Snapshot, Task};
 use crate::probe::{Iterators, ProbeError, procwalk, waiting};
+use crate::process::namespaces;
 
 /// A pass that has not come back by then is given up.
 const PASS_DEADLINE: Duration = Duration::from_millis(1500);
@@ -25,6 +26,8 @@ pub(crate) struct Looked {
     /// `snapshot` or `proc`.
     pub(crate) plan: &'static str,
     pub(crate) missing: Vec<Missing>,
+    /// Snapshots taken.
+    pub(crate) looks: u32,
 }
 
 /// A way to look at this host.
@@ -62,7 +65,7 @@ impl Looker {
                 let half_gone = half_gone(&first);
                 ledger.reconcile(&first);
                 if half_gone.is_empty() && ledger.view().files.iter().all(|file| file.unexplained == 0) {
-                    return Ok(Looked::by_iterators(ledger.view(), first.missing, &[]));
+                    return Ok(Looked::by_iterators(ledger.view(), first.missing, &[], 1));
                 }
                 thread::sleep(BETWEEN_LOOKS);
                 let mut second = take()?;
@@ -77,7 +80,7 @@ impl Looker {
                 ledger.reconcile(&second);
                 let mut view = ledger.view();
                 settle(&mut view, &doubtful);
-                Ok(Looked::by_iterators(view, second.missing, &still))
+                Ok(Looked::by_iterators(view, second.missing, &still, 2))
             }
             Self::ProcWalk(why) => {
                 let mut snapshot = procwalk::walk(Path::new("/proc"), devices, boot_now());
@@ -85,17 +88,17 @@ impl Looker {
                 snapshot.missing.insert(0, Missing { what: "iterators", why: why.to_string() });
                 let mut ledger = Ledger::new();
                 ledger.reconcile(&snapshot);
-                Ok(Looked { view: ledger.view(), plan: "proc", missing: snapshot.missing })
+                Ok(Looked { view: ledger.view(), plan: "proc", missing: snapshot.missing, looks: 1 })
             }
         }
     }
 }
 
 impl Looked {
-    fn by_iterators(view: View, mut missing: Vec<Missing>, half_gone: &[Task]) -> Self {
+    fn by_iterators(view: View, mut missing: Vec<Missing>, half_gone: &[Task], looks: u32) -> Self {
         missing.extend(pid_namespace());
         missing.extend(half_gone.iter().map(half_gone_task));
-        Self { view, plan: "snapshot", missing }
+        Self { view, plan: "snapshot", missing, looks }
     }
 }
 
@@ -131,12 +134,10 @@ fn half_gone_task(task: &Task) -> Missing {
 
 /// Iterators show the tasks of the reader's PID namespace and those below, no others.
 fn pid_namespace() -> Option<Missing> {
-    /// `PROC_PID_INIT_INO`.
-    const INITIAL: &str = "pid:[4026531836]";
-    let ours = std::fs::read_link("/proc/self/ns/pid").ok()?;
-    (ours.as_os_str() != INITIAL).then(|| Missing {
+    (!namespaces::is_initial_pid()).then(|| Missing {
         what: "pid-namespace",
-        why: "processes outside this PID namespace cannot be seen; run this on the host (in Docker: --pid=host)"
+        why: "processes outside this PID namespace cannot be seen; ask on the host, or where the host's PID 1 can be \
+              seen (docker run --pid=host, hostPID: true): nsenter --target 1 --pid --mount -- gpu-tracer holders"
             .to_owned(),
     })
 }

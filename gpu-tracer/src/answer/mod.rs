@@ -9,7 +9,7 @@ mod look;
 mod selected;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
@@ -18,7 +18,7 @@ use self::look::Looker;
 use crate::gpu::nvml;
 use crate::gpu::selector;
 use crate::kernel::{self, Clock, ExtraDevice};
-use crate::model::report::Report;
+use crate::model::report::{Cost, Report};
 
 /// How long NVML may take; it hangs behind a stuck teardown.
 const NVML_DEADLINE: Duration = Duration::from_secs(2);
@@ -36,6 +36,11 @@ pub struct Question {
     pub standalone: bool,
 }
 
+/// To microseconds: finer is noise.
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1000.0
+}
+
 /// Who holds which device now.
 ///
 /// # Errors
@@ -48,11 +53,17 @@ pub fn holders(question: &Question) -> anyhow::Result<Report> {
     // NVML answers from a process of its own while this one looks at the kernel.
     let asking = nvml::start();
     let helper = asking.pid();
-    let looked = Looker::new().look(&devices.table, helper);
+    let started = Instant::now();
+    let mut looker = Looker::new();
+    let loaded = Instant::now();
+    let looked = looker.look(&devices.table, helper);
+    let look_ms = milliseconds(loaded.elapsed());
     let nvml = asking.finish(NVML_DEADLINE);
     let looked = looked.context("cannot look at this host")?;
     let clock = Clock::now();
+    let cost = Cost { load_ms: milliseconds(loaded - started), look_ms, looks: looked.looks };
     let mut report = assemble::report(&devices, &looked, &nvml, &clock);
+    report.cost = cost;
     selected::narrow(&mut report, &selection);
     Ok(report)
 }

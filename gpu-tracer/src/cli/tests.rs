@@ -2,7 +2,7 @@ use std::cell::RefCell;
 
 use super::*;
 use crate::model::doctor::{Ability, FoundDevice};
-use crate::model::report::{Coverage, GpuReport, SCHEMA};
+use crate::model::report::{Cost, Coverage, GpuReport, SCHEMA};
 
 /// Answers that were thought up, and the questions that came.
 struct Given {
@@ -13,6 +13,7 @@ struct Given {
 impl Given {
     fn new(complete: bool) -> Self {
         let report = Report {
+            cost: Cost::default(),
             schema: SCHEMA,
             taken_at: "2026-11-29T15:02:11.123Z".to_owned(),
             boot_id: String::new(),

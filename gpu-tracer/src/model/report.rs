@@ -20,12 +20,26 @@ pub struct Report {
     pub plan: String,
     /// What the answer is worth.
     pub coverage: Coverage,
+    /// What the answer cost.
+    #[serde(default)]
+    pub cost: Cost,
     /// The GPUs asked about.
     pub gpus: Vec<GpuReport>,
     /// Open device files.
     pub files: Vec<FileReport>,
     /// Who refers to them.
     pub holders: Vec<Holder>,
+}
+
+/// Wall time that an answer took, ms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Loading the BPF programs; 0 where they were loaded already.
+    pub load_ms: f64,
+    /// Looking at the kernel, once or twice.
+    pub look_ms: f64,
+    /// Snapshots taken.
+    pub looks: u32,
 }
 
 /// What an answer is worth.

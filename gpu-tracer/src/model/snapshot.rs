@@ -17,6 +17,8 @@ pub struct OpenFile {
     pub device: DeviceNumber,
     /// The kernel's own count of references; `None` where it could not be read (`/proc` walk).
     pub count: Option<u64>,
+    /// Tells it from most files that may come to have the same key later. Opaque; 0 where unknown (`/proc` walk).
+    pub identity: u64,
 }
 
 /// One reference to a file: to a device file of [`Snapshot::files`], or to a *carrier*, a file that can

@@ -1,7 +1,6 @@
 //! The iterator programs, loaded, and reading one pass of one of them.
 
 use std::{
-    collections::HashSet,
     fs::File,
     io::{self, ErrorKind, Read},
     os::fd::{AsFd, AsRawFd, OwnedFd},
@@ -17,11 +16,11 @@ use aya::{
 };
 use gpu_tracer_common::{
     LAYOUT,
-    snapshot::{Control, EVERY_MINOR, Header, HoldRecord, MAX_MINORS, MAX_SUBJECTS, mode},
+    snapshot::{Control, Header, HoldRecord, MAX_SUBJECTS, mode},
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{OBJECT, ProbeError, layout, ring, sys};
+use super::{OBJECT, ProbeError, events, layout, ring, sys, wanted};
 use crate::{kernel::btf::Btf, model::DeviceTable};
 
 /// Bytes asked for in one read; the kernel gives at most 32 KiB a time.
@@ -60,6 +59,8 @@ pub struct Iterators {
     pub(super) sockets: Optional,
     pub(super) driver_pins: Optional,
     pub(super) ring_tables: Optional,
+    pub(super) file_mappings: Optional,
+    pub(super) checks: Optional,
     rings: RingAccess,
     ring_operations: u64,
     holds: RingBuf<MapData>,
@@ -75,6 +76,9 @@ impl std::fmt::Debug for Iterators {
         f.debug_struct("Iterators")
             .field("mappings", &self.mappings)
             .field("sockets", &self.sockets)
+            .field("driver_pins", &self.driver_pins)
+            .field("ring_tables", &self.ring_tables)
+            .field("file_mappings", &self.file_mappings)
             .field("rings", &self.rings)
             .finish_non_exhaustive()
     }
@@ -88,11 +92,13 @@ impl Iterators {
         }
         let layout = layout::resolve(btf)?;
         let kernel = AyaBtf::from_sys_fs().map_err(|error| ProbeError::Load(error.into()))?;
-        let mut ebpf = EbpfLoader::new()
-            .btf(Some(&kernel))
-            .override_global("KERNEL", layout.as_bytes(), true)
-            .load(OBJECT)
-            .map_err(ProbeError::Load)?;
+        let mut loader = EbpfLoader::new();
+        loader.btf(Some(&kernel)).override_global("KERNEL", layout.as_bytes(), true);
+        // Maps of programs that are not loaded here; each is made as small as can be.
+        events::MAPS.iter().for_each(|(map, least)| {
+            loader.map_max_entries(map, *least);
+        });
+        let mut ebpf = loader.load(OBJECT).map_err(ProbeError::Load)?;
 
         let walk = link(&mut ebpf, "iter_tasks", "task", &kernel);
         if let Err(error) = &walk {
@@ -113,6 +119,10 @@ impl Iterators {
         let driver_pins =
             link(&mut ebpf, "iter_driver_pins", "task", &kernel).map_err(|error| error.to_string());
         let ring_tables = link(&mut ebpf, "iter_rings", "task", &kernel).map_err(|error| error.to_string());
+        let checks = link(&mut ebpf, "iter_recheck", "task", &kernel).map_err(|error| error.to_string());
+
+        let file_mappings =
+            link(&mut ebpf, "iter_file_mappings", "task", &kernel).map_err(|error| error.to_string());
 
         let mut iterators = Self {
             tasks,
@@ -121,6 +131,8 @@ impl Iterators {
             sockets,
             driver_pins,
             ring_tables,
+            file_mappings,
+            checks,
             rings: RingAccess::NotThere,
             ring_operations: 0,
             holds: RingBuf::try_from(take(&mut ebpf, "HOLDS")?).map_err(on("HOLDS"))?,
@@ -166,7 +178,6 @@ impl Iterators {
         let operations = match ring::create() {
             Ok(ring) => {
                 self.start(mode::LEARN_RING, |control| {
-                    control.learn_tgid = std::process::id();
                     control.learn_fd = ring.as_raw_fd() as u32;
                 })?;
                 let link = self.tasks.try_clone().map_err(ProbeError::Thread)?;
@@ -188,26 +199,9 @@ impl Iterators {
         }
     }
 
-    /// Tells the programs which device numbers to report: at least those that count.
+    /// Tells the programs which device numbers to report.
     pub(super) fn want(&mut self, devices: &DeviceTable) -> Result<(), ProbeError> {
-        let keys: HashSet<u32> = devices
-            .ranges
-            .iter()
-            .flat_map(|range| {
-                let major = range.major << 20;
-                if range.last - range.first < MAX_MINORS {
-                    (major | range.first)..=(major | range.last)
-                } else {
-                    (major | EVERY_MINOR)..=(major | EVERY_MINOR)
-                }
-            })
-            .collect();
-        let stale: Vec<u32> =
-            self.wanted.keys().filter_map(Result::ok).filter(|key| !keys.contains(key)).collect();
-        for key in stale {
-            self.wanted.remove(&key).map_err(on("WANTED"))?;
-        }
-        keys.iter().try_for_each(|key| self.wanted.insert(key, 1, 0)).map_err(on("WANTED"))
+        wanted::set(&mut self.wanted, devices)
     }
 
     /// Prepares the control block for a pass.

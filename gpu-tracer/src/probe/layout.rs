@@ -78,6 +78,11 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
         vma_start: must("vm_area_struct", "vm_start")?,
         vma_end: must("vm_area_struct", "vm_end")?,
         vma_mm: must("vm_area_struct", "vm_mm")?,
+        vma_tree_node: may("vm_area_struct", "shared.rb"),
+        file_mapping: may("file", "f_mapping"),
+        mapping_tree: may("address_space", "i_mmap.rb_root.rb_node"),
+        node_left: may("rb_node", "rb_left"),
+        node_right: may("rb_node", "rb_right"),
         sock_state: must("sock", "__sk_common.skc_state")?,
         sock_socket: must("sock", "sk_socket")?,
         sock_receive_queue_next: must("sock", "sk_receive_queue.next")?,
@@ -93,6 +98,26 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
         ring_files: ring.table,
         ring_node_file: ring.node_file,
         ring_known: u32::from(ring.count != ABSENT && ring.table != ABSENT),
+        file_cred: must("file", "f_cred")?,
+        file_path_dentry: must("file", "f_path.dentry")?,
+        file_path_mnt: must("file", "f_path.mnt")?,
+        file_security: may("file", "f_security"),
+        dentry_inode: must("dentry", "d_inode")?,
+        dentry_lockref_count: must("dentry", "d_lockref.count")?,
+        files_count: must("files_struct", "count")?,
+        task_exit_code: must("task_struct", "exit_code")?,
+        signal_live: must("signal_struct", "live")?,
+        siginfo_code: must("kernel_siginfo", "si_code")?,
+        module_name: may("module", "name"),
+        task_cgroups: may("task_struct", "cgroups"),
+        css_set_dfl_cgrp: may("css_set", "dfl_cgrp"),
+        cgroup_kn: may("cgroup", "kn"),
+        kernfs_node_id: may("kernfs_node", "id"),
+        // The arguments of a tracepoint are not in BTF; what it prints is, and changed together with them.
+        exit_says_group_dead: u32::from(
+            btf.field("trace_event_raw_sched_process_exit", "group_dead").is_ok(),
+        ),
+        victim_is_task: u32::from(btf.field("trace_event_raw_mark_victim", "uid").is_ok()),
     })
 }
 

@@ -11,8 +11,11 @@
 //! | 3 | `unix`, once in every network namespace | descriptors in flight |
 //! | 4 | `task` again, only if pass 3 found something | who has the sockets that carry them |
 //!
+//! What happens between snapshots is told by programs at tracepoints and at device nodes: [`events`].
+//!
 //! Where a pass cannot be made, the snapshot says so in `missing`; [`procwalk`] is what is left without BPF.
 
+pub mod events;
 pub mod iterators;
 mod layout;
 mod netns;
@@ -21,7 +24,9 @@ mod ring;
 pub mod snapshot;
 mod sys;
 pub mod waiting;
+mod wanted;
 
+pub use events::EventSource;
 pub use iterators::Iterators;
 pub use layout::LayoutError;
 pub use sys::SyscallError;
@@ -95,21 +100,44 @@ pub enum ProbeError {
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
+    /// Hooks cannot be kept beyond this process.
+    #[error(
+        "cannot keep hooks in {}: {source}; it has to be a directory on a BPF file system (`mount -t bpf bpf /sys/fs/bpf`)",
+        path.display()
+    )]
+    Pin {
+        /// The directory, or what is in it.
+        path: std::path::PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Somebody else has them.
+    #[error("the hooks in {} are in use by another gpu-tracer; stop that one first", path.display())]
+    Busy {
+        /// The directory.
+        path: std::path::PathBuf,
+    },
 }
 
 impl ProbeError {
     /// Was it for lack of privilege? (EPERM; the verifier says EACCES.)
     #[must_use]
     pub fn is_denied(&self) -> bool {
-        let mut source: Option<&(dyn std::error::Error + 'static)> = Some(self);
-        while let Some(error) = source {
-            if let Some(io) = error.downcast_ref::<std::io::Error>() {
-                return io.raw_os_error() == Some(libc::EPERM);
-            }
-            source = error.source();
-        }
-        false
+        errno(self) == Some(libc::EPERM)
     }
+}
+
+/// What the kernel said, if it is among the causes of this error.
+fn errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let mut source = Some(error);
+    while let Some(error) = source {
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return io.raw_os_error();
+        }
+        source = error.source();
+    }
+    None
 }
 
 /// An error with its causes on one line. The verifier's log is left out: it is for us, not for an operator.

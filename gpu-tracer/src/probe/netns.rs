@@ -27,9 +27,18 @@ pub(super) fn of_tasks(tasks: &[Task]) -> Vec<NetworkNamespace> {
     namespaces.into_iter().map(|(inode, members)| NetworkNamespace { inode, members }).collect()
 }
 
+/// The namespace of the calling thread.
+fn ours() -> Option<u32> {
+    let link = std::fs::read_link("/proc/thread-self/ns/net").ok()?;
+    link.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
+}
+
 impl NetworkNamespace {
     /// Moves the calling thread into it. The thread should end afterwards.
     pub(super) fn enter(&self) -> io::Result<()> {
+        if Some(self.inode) == ours() {
+            return Ok(());
+        }
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for tid in &self.members {
             // `/proc/TID` exists for threads too, though it is not listed.

@@ -43,6 +43,7 @@ impl Iterators {
         self.pass_rings(&mut holds, &mut missing)?;
         self.pass_carriers(&mut holds, &mut missing)?;
         self.pass_driver_pins(&mut holds)?;
+        self.pass_file_mappings(&mut holds)?;
         let (files, references) = assemble(&holds, devices, self.task_files.is_some());
         Ok(Snapshot { taken_ns, source: Source::Iterators, tasks, files, references, missing })
     }
@@ -203,6 +204,30 @@ impl Iterators {
             _ => Ok(()),
         }
     }
+
+    /// Which mappings have the files that still do not add up? As above: without this they stay unexplained.
+    fn pass_file_mappings(&mut self, holds: &mut Vec<HoldRecord>) -> Result<(), ProbeError> {
+        let files = unaccounted(holds);
+        match &self.file_mappings {
+            Ok(link) if !files.is_empty() => {
+                let link = link.try_clone().map_err(ProbeError::Thread)?;
+                self.look_closer(&link, &files, holds)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Device files that the kernel counts more references of than were found.
+fn unaccounted(holds: &[HoldRecord]) -> Vec<u64> {
+    let mut found: HashMap<u64, (u64, HashSet<(u16, u64, u64)>)> = HashMap::new();
+    for hold in holds.iter().filter(|hold| hold.file_kind == FILE_DEVICE && hold.count != u64::MAX) {
+        let (count, references) = found.entry(hold.file).or_default();
+        *count = hold.count;
+        references.insert((hold.header.kind, hold.by, hold.at ^ hold.end));
+    }
+    let short = found.into_iter().filter(|(_, (count, references))| *count > references.len() as u64);
+    short.map(|(file, _)| file).collect()
 }
 
 /// Files of one kind, each once.
@@ -231,7 +256,7 @@ fn assemble(
             if devices.identify(device).is_none() {
                 continue;
             }
-            files.insert(hold.file, OpenFile { key, device, count });
+            files.insert(hold.file, OpenFile { key, device, count, identity: hold.identity });
         }
         if let Some(via) = via(hold) {
             references.insert(Reference { file: key, via });

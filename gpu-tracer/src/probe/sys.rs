@@ -20,15 +20,18 @@ pub struct SyscallError {
     pub source: io::Error,
 }
 
-fn bpf(command: bpf_cmd, attributes: &mut bpf_attr) -> io::Result<OwnedFd> {
+/// bpf(2); pointers in `attributes` must be valid for the call.
+pub(super) fn bpf(command: bpf_cmd, attributes: &mut bpf_attr) -> io::Result<i32> {
     // SAFETY: `attributes` is a valid `bpf_attr` of the size given; pointers in it are the caller's and outlive the call.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<bpf_attr>()) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: both commands used here return a new descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
+}
+
+/// bpf(2) with a command that returns a new descriptor.
+pub(super) fn bpf_open(command: bpf_cmd, attributes: &mut bpf_attr) -> io::Result<OwnedFd> {
+    // SAFETY: the caller names a command that returns a new descriptor.
+    bpf(command, attributes).map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// The task member of the kernel's `union bpf_iter_link_info`.
@@ -56,7 +59,7 @@ pub(super) fn iterator_link(program: BorrowedFd<'_>, pid: Option<u32>) -> Result
         attributes.link_create.__bindgen_anon_3.__bindgen_anon_1.iter_info_len =
             size_of::<TaskFilter>() as u32;
     }
-    bpf(bpf_cmd::BPF_LINK_CREATE, &mut attributes)
+    bpf_open(bpf_cmd::BPF_LINK_CREATE, &mut attributes)
         .map_err(|source| SyscallError { call: "bpf(BPF_LINK_CREATE)", source })
 }
 
@@ -66,7 +69,7 @@ pub(super) fn open_iterator(link: BorrowedFd<'_>) -> Result<File, SyscallError> 
     // SAFETY: all-zero is a valid `bpf_attr`.
     let mut attributes: bpf_attr = unsafe { zeroed() };
     attributes.iter_create.link_fd = link.as_raw_fd() as u32;
-    bpf(bpf_cmd::BPF_ITER_CREATE, &mut attributes)
+    bpf_open(bpf_cmd::BPF_ITER_CREATE, &mut attributes)
         .map(File::from)
         .map_err(|source| SyscallError { call: "bpf(BPF_ITER_CREATE)", source })
 }

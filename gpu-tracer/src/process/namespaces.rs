@@ -1,5 +1,7 @@
 //! Which namespaces a task lives in.
 
+use std::os::unix::ffi::OsStrExt as _;
+
 use super::read::ProcDir;
 
 /// Inode number of the initial PID namespace (`PROC_PID_INIT_INO` of `include/linux/proc_ns.h`).
@@ -24,6 +26,13 @@ impl Namespaces {
     pub fn of(task: &ProcDir) -> Self {
         Self { pid: one(task, "pid"), net: one(task, "net"), mnt: one(task, "mnt"), user: one(task, "user") }
     }
+}
+
+/// Are this process's PIDs those of the host?
+#[must_use]
+pub fn is_initial_pid() -> bool {
+    let link = std::fs::read_link("/proc/self/ns/pid");
+    link.is_ok_and(|link| parse(link.as_os_str().as_bytes()) == Some(INITIAL_PID))
 }
 
 /// Inode number of one namespace (`pid`, `net`, ...) of the task whose directory is `task`.

@@ -70,7 +70,7 @@ impl Play {
     /// The scenario program.
     #[must_use]
     pub fn program() -> PathBuf {
-        program("SCENARIO_BIN", "scenario")
+        program("GPU_TRACER_SCENARIO_BIN", "scenario")
     }
 
     /// PID of the process that was started: ending it cleans up.

@@ -54,8 +54,12 @@ pub(super) fn exec_inherited(stage: &mut Stage) -> Result<()> {
     let child = worker.fork()?;
     child.exec()?;
     let holds = |pid| Holds::live(pid).device(&node.name, Counts::fds(1));
-    stage
-        .show(Truth::default().holder(holds(worker.pid)).holder(holds(child.pid)).files(&node.name, 1, 2))?;
+    stage.show(
+        Truth::default()
+            .holder(holds(worker.pid))
+            .holder(holds(child.pid).inherited())
+            .files(&node.name, 1, 2),
+    )?;
 
     worker.kill()?;
     stage.show_last(Truth::default().holder(holds(child.pid)).files(&node.name, 1, 1).dead(worker.pid))

@@ -21,8 +21,12 @@ pub(super) fn mapping(stage: &mut Stage) -> Result<()> {
     stage.show(Truth::default().holder(holds(worker.pid)).files(&node.name, 1, 1))?;
 
     let child = worker.fork()?;
-    stage
-        .show(Truth::default().holder(holds(worker.pid)).holder(holds(child.pid)).files(&node.name, 1, 2))?;
+    stage.show(
+        Truth::default()
+            .holder(holds(worker.pid))
+            .holder(holds(child.pid).inherited())
+            .files(&node.name, 1, 2),
+    )?;
 
     worker.kill()?;
     stage.show_last(Truth::default().holder(holds(child.pid)).files(&node.name, 1, 1).dead(worker.pid))

@@ -30,8 +30,12 @@ pub(super) fn shared_table(stage: &mut Stage) -> Result<()> {
     opener.open(&node.path)?;
     let sharer = opener.spawn(Spawn::SharingTable)?;
     let holds = |pid| Holds::live(pid).device(&node.name, Counts::fds(1));
-    stage
-        .show(Truth::default().holder(holds(opener.pid)).holder(holds(sharer.pid)).files(&node.name, 1, 1))?;
+    stage.show(
+        Truth::default()
+            .holder(holds(opener.pid))
+            .holder(holds(sharer.pid).inherited())
+            .files(&node.name, 1, 1),
+    )?;
 
     opener.kill()?;
     stage.show_last(Truth::default().holder(holds(sharer.pid)).files(&node.name, 1, 1).dead(opener.pid))
@@ -49,7 +53,10 @@ pub(super) fn shared_memory(stage: &mut Stage) -> Result<()> {
         Holds::live(pid).device(&node.name, counts)
     };
     stage.show(
-        Truth::default().holder(holds(opener.pid, 1)).holder(holds(sharer.pid, 1)).files(&node.name, 1, 3),
+        Truth::default()
+            .holder(holds(opener.pid, 1))
+            .holder(holds(sharer.pid, 1).inherited())
+            .files(&node.name, 1, 3),
     )?;
 
     sharer.order(Order::Close(fd))?;

@@ -99,18 +99,21 @@ pub fn take_from(pid: u32, fd: c_int) -> io::Result<c_int> {
     Ok(taken? as c_int)
 }
 
-/// Lifts the limit on open descriptors as far as this process may.
-pub fn lift_limit(wanted: u64) -> io::Result<()> {
+/// Lifts the limit on open descriptors to `wanted`, or as far as this process may; returns what it is then.
+pub fn lift_limit(wanted: u64) -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the struct is valid for writing.
     check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
-    if limit.rlim_cur >= wanted {
-        return Ok(());
+    let allowed = limit.rlim_max;
+    // Beyond the hard limit only with CAP_SYS_RESOURCE.
+    for (soft, hard) in [(wanted, allowed.max(wanted)), (wanted.min(allowed), allowed)] {
+        let lifted = libc::rlimit { rlim_cur: soft.max(limit.rlim_cur), rlim_max: hard };
+        // SAFETY: the struct is valid for reading.
+        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const lifted) } == 0 {
+            return Ok(lifted.rlim_cur);
+        }
     }
-    limit.rlim_cur = wanted;
-    limit.rlim_max = limit.rlim_max.max(wanted);
-    // SAFETY: the struct is valid for reading.
-    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(drop)
+    Err(io::Error::last_os_error())
 }
 
 /// Points the three standard descriptors to `/dev/null`: a process that outlives its starter must not keep its pipes.

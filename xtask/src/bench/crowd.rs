@@ -32,7 +32,9 @@ pub(crate) struct Arguments {
 /// A running crowd; dropping it ends it.
 pub(crate) struct Crowd {
     _program: Scenario,
-    /// The one process that holds the device.
+    /// All its processes.
+    pub(crate) members: Vec<u64>,
+    /// The one of them that holds the device.
     pub(crate) holder: u64,
 }
 
@@ -45,7 +47,9 @@ impl Crowd {
         command.args(["--files", &files.to_string()]).arg("--file").arg(file).arg("--device").arg(device);
         let program = Scenario::start_command(&mut command, "crowd")?;
         let holder = program.staged["holder"].as_u64().context("the crowd did not name its holder")?;
-        Ok(Self { _program: program, holder })
+        let members = program.staged["pids"].as_array().into_iter().flatten();
+        let members = members.filter_map(serde_json::Value::as_u64).collect();
+        Ok(Self { _program: program, members, holder })
     }
 }
 
@@ -111,7 +115,7 @@ fn sit_down(arguments: &Arguments, with_device: bool) -> io::Result<()> {
 
 fn serve(pids: &[i32], arguments: &Arguments) -> Result<()> {
     let holder = pids.get(arguments.processes as usize / 2).copied().unwrap_or_default();
-    println!("{}", json!({ "holder": holder, "processes": pids.len() }));
+    println!("{}", json!({ "holder": holder, "pids": pids }));
     io::stdout().flush()?;
     io::stdin().read_to_end(&mut Vec::new()).context("cannot wait for the end of the input")?;
     Ok(())

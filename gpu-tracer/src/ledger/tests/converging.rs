@@ -72,6 +72,7 @@ fn small_world() -> impl Strategy<Value = Snapshot> {
         key: FileKey(key),
         device: if ctl { CTL } else { GPU0 },
         count,
+        identity: 0,
     });
     let reference = (1..9u64, small_via()).prop_map(|(file, via)| Reference { file: FileKey(file), via });
     let missing =

@@ -48,7 +48,7 @@ fn zombie(tgid: u32) -> Task {
 }
 
 fn device(key: u64, device: DeviceNumber, count: u64) -> OpenFile {
-    OpenFile { key: FileKey(key), device, count: Some(count) }
+    OpenFile { key: FileKey(key), device, count: Some(count), identity: 0 }
 }
 
 fn fd(file: u64, table: u64, fd: u32) -> Reference {

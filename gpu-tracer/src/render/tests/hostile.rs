@@ -232,6 +232,7 @@ pub(crate) fn report() -> impl Strategy<Value = Report> {
     });
     (time(), coverage, vec(gpu(), 0..4), vec(file(), 0..4), holders).prop_map(
         |(taken_at, coverage, gpus, files, holders)| Report {
+            cost: Cost::default(),
             schema: SCHEMA,
             taken_at,
             boot_id: "9d4f8b0e-0000-4000-8000-000000000000".to_owned(),

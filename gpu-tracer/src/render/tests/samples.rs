@@ -6,6 +6,7 @@ use crate::model::report::*;
 pub(super) fn empty(gpus: u32) -> Report {
     let gpu = |index| GpuReport { index, minor: Some(index), ..GpuReport::default() };
     Report {
+        cost: Cost::default(),
         schema: SCHEMA,
         taken_at: "2026-11-29T15:02:11.123Z".to_owned(),
         boot_id: "9d4f8b0e-7a35-4b1f-8d0a-3c1f0f3c2a11".to_owned(),

@@ -1,0 +1,340 @@
+//! What the event programs write into the `EVENTS` ring, their filters, and the counters of what they could not write.
+//!
+//! Every record begins with an [`EventHead`]. Times are ns of boot time, ids those of the initial PID namespace.
+
+use crate::snapshot::Header;
+
+/// A task, in a way that no later task can be mistaken for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+pub struct TaskRef {
+    /// Thread-group id.
+    pub tgid: u32,
+    /// Thread id.
+    pub tid: u32,
+    /// `start_boottime` of the group leader, ns.
+    pub start_ns: u64,
+}
+const _: () = assert!(size_of::<TaskRef>() == 16);
+
+/// First words of every record of the `EVENTS` ring, and all there is of [`KIND_FREED`] and [`KIND_VICTIM`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+pub struct EventHead {
+    /// One of the kinds below.
+    pub header: Header,
+    /// See the kinds; 0 where unused.
+    pub detail: u32,
+    /// When.
+    pub at_ns: u64,
+    /// The task that it happened to, or that did it.
+    pub task: TaskRef,
+}
+const _: () = assert!(size_of::<EventHead>() == 32);
+
+/// [`TouchRecord`]. `detail` = [`access_bits`].
+pub const KIND_TOUCHED: u16 = 32;
+/// [`ForkRecord`].
+pub const KIND_FORKED: u16 = 33;
+/// [`ExecRecord`].
+pub const KIND_EXECED: u16 = 34;
+/// [`ExitRecord`]. `detail` = [`exit_bits`].
+pub const KIND_EXITING: u16 = 35;
+/// [`EventHead`]: reaped.
+pub const KIND_FREED: u16 = 36;
+/// [`RenameRecord`].
+pub const KIND_RENAMED: u16 = 37;
+/// [`SignalRecord`]. `detail` = signal number.
+pub const KIND_SIGNALLED: u16 = 38;
+/// [`EventHead`]: chosen by the out-of-memory killer.
+pub const KIND_VICTIM: u16 = 39;
+/// [`ModuleRecord`].
+pub const KIND_MODULE_LOADED: u16 = 40;
+/// [`ModuleRecord`].
+pub const KIND_MODULE_UNLOADED: u16 = 41;
+
+/// `detail` of a [`TouchRecord`].
+pub mod access_bits {
+    /// To read.
+    pub const READ: u32 = 1;
+    /// To write.
+    pub const WRITE: u32 = 2;
+    /// The budget of this window is used up: touches that follow are only counted, until it ends.
+    pub const LAST_OF_WINDOW: u32 = 4;
+}
+
+/// A task asked for a device node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+pub struct TouchRecord {
+    /// Who, when.
+    pub head: EventHead,
+    /// Device number, kernel encoding.
+    pub rdev: u32,
+    /// 0.
+    pub _padding: u32,
+    /// Touches of this device by this process so far, those only counted included.
+    pub hits: u64,
+    /// Id of its cgroup in the v2 hierarchy, 0 where unknown.
+    pub cgroup: u64,
+    /// Its name.
+    pub comm: [u8; 16],
+}
+const _: () = assert!(size_of::<TouchRecord>() == 72);
+
+/// A task was created.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+pub struct ForkRecord {
+    /// The parent.
+    pub head: EventHead,
+    /// The child.
+    pub child: TaskRef,
+    /// The child's name.
+    pub comm: [u8; 16],
+}
+const _: () = assert!(size_of::<ForkRecord>() == 64);
+
+/// A process executed another program.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+pub struct ExecRecord {
+    /// The task afterwards.
+    pub head: EventHead,
+    /// Its name afterwards.
+    pub comm: [u8; 16],
+}
+const _: () = assert!(size_of::<ExecRecord>() == 48);
+
+/// A task took another name.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+pub struct RenameRecord {
+    /// Which task.
+    pub head: EventHead,
+    /// The name it wore.
+    pub old: [u8; 16],
+    /// The name it wears now.
+    pub new: [u8; 16],
+}
+const _: () = assert!(size_of::<RenameRecord>() == 64);
+
+/// A signal was sent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+pub struct SignalRecord {
+    /// The target.
+    pub head: EventHead,
+    /// In whose context.
+    pub sender: TaskRef,
+    /// Its real user id.
+    pub sender_uid: u32,
+    /// `si_code`.
+    pub code: i32,
+    /// Its name.
+    pub sender_comm: [u8; 16],
+}
+const _: () = assert!(size_of::<SignalRecord>() == 72);
+
+/// A module was loaded or unloaded.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+pub struct ModuleRecord {
+    /// Who did it.
+    pub head: EventHead,
+    /// Its name (`MODULE_NAME_LEN`).
+    pub name: [u8; 56],
+}
+const _: () = assert!(size_of::<ModuleRecord>() == 88);
+
+/// `detail` of an [`ExitRecord`].
+pub mod exit_bits {
+    /// It was the last task of its process.
+    pub const GROUP_DEAD: u32 = 1;
+    /// More of its files follow in another record.
+    pub const MORE: u32 = 2;
+    /// There were more files than are followed ([`super::MAX_EXIT_CHUNKS`]).
+    pub const TRUNCATED: u32 = 4;
+    /// Its fd table was looked at. Not set where the leader or the last task of the process does that, and on kernels
+    /// without `bpf_loop` (before 5.17).
+    pub const WALKED: u32 = 8;
+}
+
+/// Files in one [`ExitRecord`].
+pub const EXIT_HOLDS: usize = 128;
+/// Records for one exit.
+pub const MAX_EXIT_CHUNKS: u32 = 128;
+
+/// A task entered `do_exit`. As many [`ExitHold`]s as `held` says follow it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+pub struct ExitRecord {
+    /// Which task.
+    pub head: EventHead,
+    /// `task_struct.exit_code`.
+    pub exit_code: i32,
+    /// [`ExitHold`]s in this record.
+    pub held: u32,
+    /// Its `files_struct`, 0 where it has none.
+    pub table: u64,
+}
+const _: () = assert!(size_of::<ExitRecord>() == 48);
+
+/// A device file in the fd table of a task that begins to exit.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+pub struct ExitHold {
+    /// `struct file`.
+    pub file: u64,
+    /// As `HoldRecord::identity`.
+    pub identity: u64,
+    /// Device number, kernel encoding.
+    pub rdev: u32,
+    /// Descriptor.
+    pub fd: u32,
+}
+const _: () = assert!(size_of::<ExitHold>() == 24);
+
+/// Bytes of the `EVENTS` ring unless the user side wants another size: some 12,000 events.
+pub const RING_BYTES: u32 = 1 << 20;
+
+/// Processes that can be in `TRACKED`.
+pub const MAX_TRACKED: u32 = 16_384;
+
+/// Value of `TRACKED`, whose key is the tgid: a process whose doings are of interest.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tracked {
+    /// `start_boottime` of its leader: tells it from another process with the same tgid.
+    pub start_ns: u64,
+    /// Begin of the current window, ns.
+    pub window_ns: u64,
+    /// Signals, renames and execs in that window.
+    pub in_window: u64,
+}
+const _: () = assert!(size_of::<Tracked>() == 24);
+
+/// Pairs of process and device in `TOUCHES`.
+pub const MAX_TOUCHES: u32 = 4096;
+
+/// Key of `TOUCHES`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TouchKey {
+    /// Thread-group id.
+    pub tgid: u32,
+    /// Device number, kernel encoding.
+    pub rdev: u32,
+}
+const _: () = assert!(size_of::<TouchKey>() == 8);
+
+/// Value of `TOUCHES`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Touches {
+    /// `start_boottime` of the process.
+    pub start_ns: u64,
+    /// Begin of the current window, ns.
+    pub window_ns: u64,
+    /// Touches in that window.
+    pub in_window: u64,
+    /// Touches ever.
+    pub hits: u64,
+}
+const _: () = assert!(size_of::<Touches>() == 32);
+
+/// Length of the windows in which one process has a budget of records, so that none can fill the ring on purpose.
+pub const WINDOW_NS: u64 = 100_000_000;
+/// Touches of one device by one process that are recorded in a window; a CUDA start makes about 30. The others are counted.
+pub const TOUCHES_PER_WINDOW: u64 = 64;
+/// Signals, renames and execs of one process that are recorded in a window. The others are counted.
+pub const CHATTER_PER_WINDOW: u64 = 64;
+
+/// Why something was not told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Drop {
+    /// The ring was full.
+    RingFull = 0,
+    /// The kernel's own memory could not be read as expected.
+    Unreadable = 1,
+    /// A process could not be tracked: `TRACKED` is full.
+    TrackedFull = 2,
+    /// A process did too much in too short a time.
+    RateLimited = 3,
+    /// An fd table had more device files than are followed.
+    TableTooLong = 4,
+    /// A program was not run because it was running already on that CPU. The kernel counts these itself.
+    Missed = 5,
+    /// The record made no sense to the user side, which counts these.
+    Foreign = 6,
+}
+
+impl Drop {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::RingFull,
+        Self::Unreadable,
+        Self::TrackedFull,
+        Self::RateLimited,
+        Self::TableTooLong,
+        Self::Missed,
+        Self::Foreign,
+    ];
+}
+
+/// How often, and when last, for one [`Drop`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DropCount {
+    /// Ever.
+    pub count: u64,
+    /// When last, ns; 0 for never.
+    pub last_ns: u64,
+}
+
+/// The only element of the per-CPU array `DROPS`: one counter for each [`Drop`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DropCounts(pub [DropCount; Drop::ALL.len()]);
+const _: () = assert!(size_of::<DropCounts>() == 112);

@@ -1,0 +1,240 @@
+//! `sched_process_exit`: a task begins to exit.
+//!
+//! Its fd table is still whole, on every kernel. Nobody will ever see it again from outside: a task that gets stuck while
+//! it closes one descriptor takes all the others with it into the dark. So the device files in it are written down here.
+//!
+//! Threads share one table. It is looked at by the leader, by the last task of the process, and by whoever has a table
+//! that is not the leader's; the others have nothing to add.
+
+use core::ffi::c_void;
+
+use aya_ebpf::{
+    helpers::generated::{bpf_get_current_pid_tgid, bpf_loop, bpf_probe_read_kernel, bpf_ringbuf_output},
+    macros::map,
+    maps::PerCpuArray,
+};
+use gpu_tracer_common::events::{
+    Drop, EXIT_HOLDS, ExitHold, ExitRecord, KIND_EXITING, MAX_EXIT_CHUNKS, exit_bits,
+};
+
+use super::{EVENTS, account, argument, count, head, task_ref, tracked};
+use crate::{
+    access::{offset, read},
+    holds::{FMODE_PATH, character_device, identity, is_wanted},
+};
+
+/// An [`ExitRecord`] and its files, which the stack has no room for.
+#[repr(C)]
+struct Draft {
+    record: ExitRecord,
+    held: [ExitHold; EXIT_HOLDS],
+}
+
+/// A raw tracepoint's program does not run twice on one CPU at a time, so nobody else is writing here.
+#[map]
+static DRAFT: PerCpuArray<Draft> = PerCpuArray::with_max_entries(1, 0);
+
+/// Room for one word's worth of file pointers.
+#[map]
+static EXIT_SLOTS: PerCpuArray<[u64; SLOTS_PER_WORD]> = PerCpuArray::with_max_entries(1, 0);
+
+const SLOTS_PER_WORD: usize = 64;
+/// `sysctl_nr_open` cannot exceed this.
+const MAX_FDS: u32 = 1 << 30;
+
+/// `(struct task_struct *task, bool group_dead)`; before 6.16 only the task. In the task's own context.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sched_process_exit")]
+fn on_exit(context: *mut c_void) -> i32 {
+    if is_tracked() {
+        account(try_on_exit(context));
+    }
+    0
+}
+
+/// The same without a look at the fd table, for kernels without `bpf_loop` (before 5.17).
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sched_process_exit")]
+fn on_exit_only(context: *mut c_void) -> i32 {
+    if is_tracked() {
+        account(try_on_exit_only(context));
+    }
+    0
+}
+
+#[inline(always)]
+fn is_tracked() -> bool {
+    // SAFETY: no arguments, no effects.
+    let current = unsafe { bpf_get_current_pid_tgid() };
+    tracked::find((current >> 32) as u32).is_some()
+}
+
+#[inline(always)]
+fn try_on_exit_only(context: *mut c_void) -> Result<(), Drop> {
+    let draft = DRAFT.get_ptr_mut(0).ok_or(Drop::Unreadable)?;
+    // SAFETY: the only element, ours alone.
+    describe(context, unsafe { &mut (*draft).record })?;
+    send(draft, 0, 0)
+}
+
+#[inline(always)]
+fn try_on_exit(context: *mut c_void) -> Result<(), Drop> {
+    let draft = DRAFT.get_ptr_mut(0).ok_or(Drop::Unreadable)?;
+    // SAFETY: the only element, ours alone.
+    let record = unsafe { &mut (*draft).record };
+    let leader = describe(context, record)?;
+    let table = record.table;
+    let is_leader = record.head.task.tid == record.head.task.tgid;
+    let is_last = record.head.detail & exit_bits::GROUP_DEAD != 0;
+    let leaves_it_to_others = !is_leader
+        && !is_last
+        && read::<u32>(table, offset!(files_count)).unwrap_or(0) > 1
+        && read::<u64>(leader, offset!(task_files)).is_some_and(|leaders| leaders == table);
+    if table == 0 || leaves_it_to_others {
+        return send(draft, 0, 0);
+    }
+    let mut walk =
+        TableWalk { slots: 0, open: 0, max: 0, base: 0, held: 0, chunks: 0, truncated: 0, _padding: 0 };
+    walk_table(table, &mut walk)?;
+    let mut detail = exit_bits::WALKED;
+    if walk.truncated != 0 {
+        detail |= exit_bits::TRUNCATED;
+    }
+    send(draft, walk.held, detail)
+}
+
+/// Fills in everything but the files; returns the group leader.
+#[inline(always)]
+fn describe(context: *mut c_void, record: &mut ExitRecord) -> Result<u64, Drop> {
+    // SAFETY: the tracepoint has an argument.
+    let task = unsafe { argument(context, 0) };
+    let signal = read::<u64>(task, offset!(task_signal)).ok_or(Drop::Unreadable)?;
+    let is_last = if offset!(exit_says_group_dead) != 0 {
+        // SAFETY: a second argument is there on the kernels of which this is known.
+        unsafe { argument(context, 1) & 0xff != 0 }
+    } else {
+        read::<i32>(signal, offset!(signal_live)) == Some(0)
+    };
+    let table = read::<u64>(task, offset!(task_files)).unwrap_or(0);
+    *record = ExitRecord {
+        head: head(KIND_EXITING, if is_last { exit_bits::GROUP_DEAD } else { 0 }, task_ref(task)?),
+        exit_code: read::<i32>(task, offset!(task_exit_code)).unwrap_or(0),
+        held: 0,
+        table,
+    };
+    Ok(read::<u64>(task, offset!(task_group_leader)).unwrap_or(0))
+}
+
+/// Appends the draft with `held` files to the ring. `detail` is for this record alone.
+#[inline(always)]
+fn send(draft: *mut Draft, held: u32, detail: u32) -> Result<(), Drop> {
+    // A mask cannot do it: all 128 may be in use.
+    let held = if held > EXIT_HOLDS as u32 { EXIT_HOLDS as u32 } else { held };
+    // SAFETY: the only element, ours alone.
+    unsafe {
+        let group_dead = (*draft).record.head.detail & exit_bits::GROUP_DEAD;
+        (*draft).record.head.detail = group_dead | detail;
+        (*draft).record.held = held;
+    }
+    let size = size_of::<ExitRecord>() as u64 + u64::from(held) * size_of::<ExitHold>() as u64;
+    let ring = (&raw const EVENTS).cast_mut().cast();
+    // SAFETY: `size` bytes of the draft are initialised: maps begin as zeros.
+    let result = unsafe { bpf_ringbuf_output(ring, draft.cast(), size, 0) };
+    if result == 0 { Ok(()) } else { Err(Drop::RingFull) }
+}
+
+struct TableWalk {
+    slots: u64,
+    open: u64,
+    max: u32,
+    base: u32,
+    /// Files in the draft.
+    held: u32,
+    /// Drafts sent before it was complete.
+    chunks: u32,
+    truncated: u32,
+    _padding: u32,
+}
+
+#[inline(always)]
+fn walk_table(files: u64, walk: &mut TableWalk) -> Result<(), Drop> {
+    let table = read::<u64>(files, offset!(files_fdt)).ok_or(Drop::Unreadable)?;
+    walk.max = read::<u32>(table, offset!(fdtable_max_fds)).ok_or(Drop::Unreadable)?.min(MAX_FDS);
+    walk.slots = read::<u64>(table, offset!(fdtable_fd)).ok_or(Drop::Unreadable)?;
+    walk.open = read::<u64>(table, offset!(fdtable_open_fds)).ok_or(Drop::Unreadable)?;
+    let words = walk.max / 64 + u32::from(walk.max % 64 != 0);
+    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
+    unsafe { bpf_loop(words, walk_word as *mut c_void, (&raw mut *walk).cast(), 0) };
+    Ok(())
+}
+
+/// 64 descriptors, by one word of the table's bitmap of open descriptors.
+#[inline(never)]
+unsafe extern "C" fn walk_word(index: u32, walk: *mut c_void) -> i64 {
+    // SAFETY: `walk_table` passes a `TableWalk` on its caller's stack.
+    let walk = unsafe { &mut *walk.cast::<TableWalk>() };
+    if read::<u64>(walk.open + u64::from(index) * 8, 0).unwrap_or(0) == 0 {
+        return 0;
+    }
+    // So that the files of this word fit.
+    if walk.held > (EXIT_HOLDS - SLOTS_PER_WORD) as u32 && !make_room(walk) {
+        return 1;
+    }
+    let Some(slots) = EXIT_SLOTS.get_ptr_mut(0) else { return 1 };
+    let base = index * 64;
+    let wanted = walk.max.wrapping_sub(base).min(64);
+    // SAFETY: at most 64 pointers into a buffer of 64; the source is checked by the helper.
+    let failed = unsafe {
+        bpf_probe_read_kernel(slots.cast(), wanted * 8, (walk.slots + u64::from(base) * 8) as *const c_void)
+    };
+    if failed != 0 {
+        walk.truncated = 1;
+        return 0;
+    }
+    walk.base = base;
+    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
+    unsafe { bpf_loop(wanted, walk_slot as *mut c_void, (&raw mut *walk).cast(), 0) };
+    0
+}
+
+/// Sends what is there. False when enough has been sent for one exit.
+#[inline(always)]
+fn make_room(walk: &mut TableWalk) -> bool {
+    if walk.chunks >= MAX_EXIT_CHUNKS - 1 {
+        walk.truncated = 1;
+        count(Drop::TableTooLong);
+        return false;
+    }
+    let Some(draft) = DRAFT.get_ptr_mut(0) else { return false };
+    if let Err(cause) = send(draft, walk.held, exit_bits::WALKED | exit_bits::MORE) {
+        count(cause);
+        walk.truncated = 1;
+    }
+    walk.chunks += 1;
+    walk.held = 0;
+    true
+}
+
+/// One of the 64 descriptors in [`EXIT_SLOTS`].
+#[inline(never)]
+unsafe extern "C" fn walk_slot(slot: u32, walk: *mut c_void) -> i64 {
+    // SAFETY: `walk_word` passes on the `TableWalk` it was given.
+    let walk = unsafe { &mut *walk.cast::<TableWalk>() };
+    let Some(slots) = EXIT_SLOTS.get(0) else { return 1 };
+    // A mask is what the verifier understands as a bound, whatever register it ends up in.
+    let file = slots[(u64::from(slot) & 63) as usize];
+    if file == 0 {
+        return 0;
+    }
+    let Some(rdev) = character_device(file) else { return 0 };
+    // O_PATH descriptors never reached the device.
+    if !is_wanted(rdev) || read::<u32>(file, offset!(file_mode)).unwrap_or(0) & FMODE_PATH != 0 {
+        return 0;
+    }
+    let Some(draft) = DRAFT.get_ptr_mut(0) else { return 1 };
+    let held = ExitHold { file, identity: identity(file), rdev, fd: walk.base + slot };
+    // SAFETY: the only element, ours alone; a mask, as above.
+    unsafe { (*draft).held[(u64::from(walk.held) & (EXIT_HOLDS as u64 - 1)) as usize] = held };
+    walk.held += 1;
+    0
+}

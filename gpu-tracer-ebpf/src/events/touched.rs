@@ -1,0 +1,119 @@
+//! `cgroup/dev`, attached to the root of the cgroup v2 hierarchy beside whatever else is there.
+//!
+//! It is asked in the context of the task that opens a device node, before the open, and for `access(2)` too. It says yes,
+//! always: it is here to be told, not to decide.
+
+use core::ffi::c_void;
+
+use aya_ebpf::{helpers::generated::bpf_get_current_task, macros::map, maps::LruHashMap};
+use gpu_tracer_common::events::{
+    Drop, KIND_TOUCHED, MAX_TOUCHES, TOUCHES_PER_WINDOW, TaskRef, TouchKey, TouchRecord, Touches, WINDOW_NS,
+    access_bits,
+};
+
+use super::{account, comm_of, emit, head, now, task_ref, tracked};
+use crate::{
+    access::{increment, offset, read},
+    holds::is_wanted,
+};
+
+/// How often each process asked for each device lately.
+#[map]
+static TOUCHES: LruHashMap<TouchKey, Touches> = LruHashMap::with_max_entries(MAX_TOUCHES, 0);
+
+const ALLOW: i32 = 1;
+const BPF_DEVCG_DEV_CHAR: u32 = 2;
+const BPF_DEVCG_ACC_READ: u32 = 2;
+const BPF_DEVCG_ACC_WRITE: u32 = 4;
+
+/// `struct bpf_cgroup_dev_ctx`.
+#[repr(C)]
+struct DeviceContext {
+    /// `BPF_DEVCG_ACC_*` in the high half, `BPF_DEVCG_DEV_*` in the low.
+    access_type: u32,
+    major: u32,
+    minor: u32,
+}
+
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "cgroup/dev")]
+fn on_touch(context: *mut c_void) -> i32 {
+    // SAFETY: the kernel passes `struct bpf_cgroup_dev_ctx`, whose layout is ABI.
+    let context = unsafe { &*context.cast::<DeviceContext>() };
+    let (kind, access) = (context.access_type & 0xffff, context.access_type >> 16);
+    let rdev = (context.major << 20) | (context.minor & 0xf_ffff);
+    // Making a node is not asking for the device.
+    if kind == BPF_DEVCG_DEV_CHAR
+        && access & (BPF_DEVCG_ACC_READ | BPF_DEVCG_ACC_WRITE) != 0
+        && is_wanted(rdev)
+    {
+        account(try_on_touch(rdev, access));
+    }
+    ALLOW
+}
+
+#[inline(always)]
+fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
+    // SAFETY: no arguments, no effects. (Its like that gives the ids is not to be had here before 6.10.)
+    let current = unsafe { bpf_get_current_task() };
+    let task = task_ref(current)?;
+    let tracked = tracked::add(task.tgid, task.start_ns);
+    let (hits, left) = hit(rdev, &task);
+    let mut detail = 0;
+    if access & BPF_DEVCG_ACC_READ != 0 {
+        detail |= access_bits::READ;
+    }
+    if access & BPF_DEVCG_ACC_WRITE != 0 {
+        detail |= access_bits::WRITE;
+    }
+    match left {
+        0 => return Err(Drop::RateLimited),
+        1 => detail |= access_bits::LAST_OF_WINDOW,
+        _ => {}
+    }
+    emit(TouchRecord {
+        head: head(KIND_TOUCHED, detail, task),
+        rdev,
+        _padding: 0,
+        hits,
+        cgroup: cgroup_of(current),
+        comm: comm_of(current),
+    })?;
+    tracked
+}
+
+/// Touches so far, and how many more of them, this one included, may be recorded in this window.
+#[inline(always)]
+fn hit(rdev: u32, task: &TaskRef) -> (u64, u64) {
+    let key = TouchKey { tgid: task.tgid, rdev };
+    let now = now();
+    if let Some(touches) = TOUCHES.get_ptr_mut(key) {
+        // SAFETY: the element may be given to another pair meanwhile; a count is then off.
+        let touches = unsafe { &mut *touches };
+        if touches.start_ns == task.start_ns {
+            if now.wrapping_sub(touches.window_ns) >= WINDOW_NS {
+                touches.window_ns = now;
+                touches.in_window = 0;
+            }
+            touches.in_window += 1;
+            // Threads of one process may be here together.
+            // SAFETY: in a map's value, and aligned.
+            unsafe { increment(&raw mut touches.hits) };
+            return (touches.hits, (TOUCHES_PER_WINDOW + 1).saturating_sub(touches.in_window));
+        }
+    }
+    let first = Touches { start_ns: task.start_ns, window_ns: now, in_window: 1, hits: 1 };
+    // Where it does not fit, the next touch counts as the first again.
+    let _ = TOUCHES.insert(key, first, 0);
+    (1, TOUCHES_PER_WINDOW)
+}
+
+/// Id of the task's cgroup in the v2 hierarchy.
+#[inline(always)]
+fn cgroup_of(task: u64) -> u64 {
+    read::<u64>(task, offset!(task_cgroups))
+        .and_then(|set| read::<u64>(set, offset!(css_set_dfl_cgrp)))
+        .and_then(|cgroup| read::<u64>(cgroup, offset!(cgroup_kn)))
+        .and_then(|node| read::<u64>(node, offset!(kernfs_node_id)))
+        .unwrap_or(0)
+}

@@ -1,0 +1,125 @@
+//! Getting at the hooks: those that an earlier process left, or new ones.
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf},
+};
+use zerocopy::IntoBytes;
+
+use super::{
+    EventSource, Options, Start,
+    hooks::{self, Attached, HOOKS, HookReport},
+    pins::{Kept, Pins},
+    refused,
+    translate::Translator,
+};
+use crate::{
+    kernel::{Answer, Btf, Features},
+    model::DeviceTable,
+    probe::{OBJECT, ProbeError, layout},
+};
+
+/// Maps of the event programs that have a size, and the least they can have, for those who load only the others.
+pub(in crate::probe) const MAPS: [(&str, u32); 3] = [("EVENTS", 1), ("TRACKED", 1), ("TOUCHES", 1)];
+/// Maps of the other programs that take memory when they are made.
+const OTHER_MAPS: [(&str, u32); 2] = [("HOLDS", 1), ("SUBJECTS", 1)];
+/// Maps that this side uses.
+const USED: [&str; 6] = ["EVENTS", "TRACKED", "WANTED", "TOUCHES", "DROPS", "REPORTED"];
+
+impl EventSource {
+    /// Attaches the hooks, or takes over those in `options.pin_dir`. Needs CAP_BPF, CAP_PERFMON and, for `cgroup/dev`,
+    /// CAP_NET_ADMIN and CAP_SYS_ADMIN (or root), BTF, and Linux 5.8.
+    ///
+    /// Hooks that this kernel does not have or does not allow are left out: see [`EventSource::hooks`].
+    /// Errors: nothing can be loaded at all, or the directory cannot be used.
+    pub fn attach(btf: &Btf, devices: &DeviceTable, options: &Options) -> Result<Self, ProbeError> {
+        if OBJECT.is_empty() {
+            return Err(ProbeError::NoObject);
+        }
+        let layout = layout::resolve(btf)?;
+        let ring_bytes = options.ring_bytes.checked_next_power_of_two().unwrap_or(1 << 31);
+        let parts = [OBJECT, layout.as_bytes(), &ring_bytes.to_ne_bytes()];
+        let pins = options.pin_dir.as_deref().map(|directory| Pins::take(directory, &parts)).transpose()?;
+        let mut source = match pins.as_ref().map(|pins| pins.reopen(&USED)).transpose() {
+            Ok(Some(Some(kept))) => Self::resume(kept)?,
+            Ok(_) => Self::load(layout.as_bytes(), ring_bytes, pins.as_ref())?,
+            Err(error) => {
+                tracing::debug!(?error, "what an earlier process left cannot be used");
+                let mut source = Self::load(layout.as_bytes(), ring_bytes, pins.as_ref())?;
+                source.start = Start::Replaced;
+                source
+            }
+        };
+        if let Some(pins) = &pins
+            && pins.remove_others()? > 0
+            && source.start == Start::Fresh
+        {
+            source.start = Start::Replaced;
+        }
+        source._pins = pins;
+        source.set_devices(devices)?;
+        Ok(source)
+    }
+
+    fn load(layout: &[u8], ring_bytes: u32, pins: Option<&Pins>) -> Result<Self, ProbeError> {
+        let mut loader = EbpfLoader::new();
+        loader.btf(None).override_global("KERNEL", layout, true).map_max_entries("EVENTS", ring_bytes);
+        for (map, least) in OTHER_MAPS {
+            loader.map_max_entries(map, least);
+        }
+        let mut ebpf = loader.load(OBJECT).map_err(ProbeError::Load)?;
+        let (attached, hooks) = hooks::attach(&mut ebpf, &Features::probe("/".as_ref()));
+        if let Some(pins) = pins {
+            let maps =
+                USED.map(|name| ebpf.map(name).map(|map| (name, map)).ok_or(ProbeError::Incompatible(name)));
+            let maps = maps.into_iter().collect::<Result<Vec<_>, _>>()?;
+            pins.keep(&maps, &attached)?;
+        }
+        Self::assemble(&mut |name| take(&mut ebpf, name), attached, hooks, Start::Fresh)
+    }
+
+    fn resume(kept: Kept) -> Result<Self, ProbeError> {
+        let Kept { mut maps, links } = kept;
+        let hooks = HOOKS.iter().enumerate().map(|(index, hook)| {
+            if links.iter().any(|attached| attached.hook == index) {
+                return HookReport::working(hook, None);
+            }
+            let detail = "it could not be attached when the hooks were made".to_owned();
+            HookReport { hook: hook.name, works: Answer::No, detail: Some(detail) }
+        });
+        let hooks = hooks.collect();
+        let mut map = |name: &'static str| {
+            let at = maps.iter().position(|(kept, _)| *kept == name).ok_or(ProbeError::Incompatible(name))?;
+            Map::from_map_data(maps.swap_remove(at).1).map_err(refused(name))
+        };
+        Self::assemble(&mut map, links, hooks, Start::Resumed)
+    }
+
+    fn assemble(
+        map: &mut dyn FnMut(&'static str) -> Result<Map, ProbeError>,
+        attached: Vec<Attached>,
+        hooks: Vec<HookReport>,
+        start: Start,
+    ) -> Result<Self, ProbeError> {
+        Ok(Self {
+            ring: RingBuf::<MapData>::try_from(map("EVENTS")?).map_err(refused("EVENTS"))?,
+            tracked: HashMap::try_from(map("TRACKED")?).map_err(refused("TRACKED"))?,
+            wanted: HashMap::try_from(map("WANTED")?).map_err(refused("WANTED"))?,
+            touches: HashMap::try_from(map("TOUCHES")?).map_err(refused("TOUCHES"))?,
+            drops: PerCpuArray::try_from(map("DROPS")?).map_err(refused("DROPS"))?,
+            reported: Array::try_from(map("REPORTED")?).map_err(refused("REPORTED"))?,
+            attached,
+            hooks,
+            start,
+            translator: Translator::default(),
+            foreign: 0,
+            foreign_ns: 0,
+            drained: None,
+            _pins: None,
+        })
+    }
+}
+
+fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, ProbeError> {
+    ebpf.take_map(name).ok_or(ProbeError::Incompatible(name))
+}

@@ -1,0 +1,192 @@
+//! The hooks, and attaching them.
+
+use std::{
+    ffi::CStr,
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use aya::{
+    Ebpf,
+    programs::{CgroupDevice, ProgramError, RawTracePoint},
+};
+
+use super::{cgroup, sys};
+use crate::kernel::{Answer, Features};
+
+/// Where a program is attached.
+enum Place {
+    /// The root of the cgroup v2 hierarchy.
+    Cgroup,
+    /// A tracepoint.
+    Tracepoint(&'static CStr),
+}
+
+/// One hook.
+pub(super) struct Hook {
+    /// Name for people, and of the pin (without what is special in paths).
+    pub(super) name: &'static str,
+    /// Programs for it, best first, with what is to be said if it is taken.
+    programs: &'static [(&'static str, Option<&'static str>)],
+    place: Place,
+}
+
+impl Hook {
+    /// Name of its link in a pin directory. BPF file systems allow no dots, and slashes are for directories.
+    pub(super) fn pin_name(&self) -> String {
+        format!("link-{}", self.name.replace('/', "-"))
+    }
+}
+
+const fn tracepoint(
+    name: &'static str,
+    place: &'static CStr,
+    programs: &'static [(&'static str, Option<&'static str>)],
+) -> Hook {
+    Hook { name, programs, place: Place::Tracepoint(place) }
+}
+
+/// All hooks. The order is that of attaching: first what adds to the set of tracked processes.
+pub(super) static HOOKS: [Hook; 10] = [
+    Hook { name: "cgroup/dev", programs: &[("on_touch", None)], place: Place::Cgroup },
+    tracepoint("sched_process_fork", c"sched_process_fork", &[("on_fork", None)]),
+    tracepoint("sched_process_exec", c"sched_process_exec", &[("on_exec", None)]),
+    tracepoint(
+        "sched_process_exit",
+        c"sched_process_exit",
+        &[
+            ("on_exit", None),
+            ("on_exit_only", Some("exiting tasks are seen, but not what they hold: that needs Linux 5.17")),
+        ],
+    ),
+    tracepoint("sched_process_free", c"sched_process_free", &[("on_free", None)]),
+    tracepoint("task_rename", c"task_rename", &[("on_rename", None)]),
+    tracepoint("signal_generate", c"signal_generate", &[("on_signal", None)]),
+    tracepoint("oom:mark_victim", c"mark_victim", &[("on_victim", None)]),
+    tracepoint("module:module_load", c"module_load", &[("on_module_load", None)]),
+    tracepoint("module:module_free", c"module_free", &[("on_module_free", None)]),
+];
+
+/// What became of one hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookReport {
+    /// Which: `cgroup/dev`, `sched_process_exit`, ...
+    pub hook: &'static str,
+    /// Does it work?
+    pub works: Answer,
+    /// What else is to be said: why this kernel does not have it, or what it cannot see.
+    pub detail: Option<String>,
+}
+
+impl HookReport {
+    pub(super) fn working(hook: &Hook, detail: Option<String>) -> Self {
+        Self { hook: hook.name, works: Answer::Yes, detail }
+    }
+}
+
+/// A hook that works.
+#[derive(Debug)]
+pub(super) struct Attached {
+    /// Index into [`HOOKS`].
+    pub(super) hook: usize,
+    pub(super) link: OwnedFd,
+    /// The program behind it, where it could be found.
+    pub(super) program: Option<OwnedFd>,
+}
+
+impl Attached {
+    pub(super) fn new(hook: usize, link: OwnedFd) -> Self {
+        let program = sys::program_of(link.as_fd()).ok();
+        Self { hook, link, program }
+    }
+}
+
+/// Loads and attaches all of them; those that the kernel refuses are only reported.
+pub(super) fn attach(ebpf: &mut Ebpf, features: &Features) -> (Vec<Attached>, Vec<HookReport>) {
+    let mut attached = Vec::new();
+    let mut reports = Vec::new();
+    for (index, hook) in HOOKS.iter().enumerate() {
+        match attach_one(ebpf, hook, features) {
+            Ok((link, detail)) => {
+                attached.push(Attached::new(index, link));
+                reports.push(HookReport::working(hook, detail));
+            }
+            Err(refusal) => {
+                let (works, detail) = refusal.explain();
+                reports.push(HookReport { hook: hook.name, works, detail });
+            }
+        }
+    }
+    (attached, reports)
+}
+
+/// Why a hook could not be attached.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("the BPF object has no program `{0}`; rebuild it with `cargo xtask build-ebpf`")]
+    NoProgram(&'static str),
+    #[error("cannot load BPF program `{0}`: {chain}", chain = crate::probe::chain(.1))]
+    Load(&'static str, #[source] ProgramError),
+    #[error("cannot open the root of the cgroup v2 hierarchy: {0}")]
+    Cgroup(#[source] io::Error),
+    #[error("cannot attach BPF program `{0}`: {1}")]
+    Attach(&'static str, #[source] io::Error),
+}
+
+impl Refusal {
+    fn explain(&self) -> (Answer, Option<String>) {
+        match crate::probe::errno(self) {
+            Some(libc::ENOENT) if matches!(self, Self::Attach(..)) => {
+                (Answer::No, Some("this kernel has no such tracepoint".to_owned()))
+            }
+            Some(libc::EPERM) => (Answer::Denied(self.to_string()), None),
+            _ => (Answer::No, Some(self.to_string())),
+        }
+    }
+}
+
+fn attach_one(
+    ebpf: &mut Ebpf,
+    hook: &Hook,
+    features: &Features,
+) -> Result<(OwnedFd, Option<String>), Refusal> {
+    let mut refusal = None;
+    for (program, remark) in hook.programs {
+        let attached = match &hook.place {
+            Place::Cgroup => attach_to_cgroup(ebpf, program, features),
+            Place::Tracepoint(name) => attach_to_tracepoint(ebpf, program, name).map(|link| (link, None)),
+        };
+        match attached {
+            Ok((link, remark_of_place)) => {
+                return Ok((link, remark_of_place.or_else(|| remark.map(str::to_owned))));
+            }
+            // The first refusal is about the program that ought to work.
+            Err(error) => refusal = refusal.or(Some(error)),
+        }
+    }
+    Err(refusal.unwrap_or(Refusal::NoProgram(hook.name)))
+}
+
+fn attach_to_tracepoint(ebpf: &mut Ebpf, name: &'static str, tracepoint: &CStr) -> Result<OwnedFd, Refusal> {
+    let load = |source| Refusal::Load(name, source);
+    let program: &mut RawTracePoint =
+        ebpf.program_mut(name).ok_or(Refusal::NoProgram(name))?.try_into().map_err(load)?;
+    program.load().map_err(load)?;
+    sys::tracepoint_link(program.fd().map_err(load)?.as_fd(), tracepoint)
+        .map_err(|source| Refusal::Attach(name, source))
+}
+
+fn attach_to_cgroup(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    features: &Features,
+) -> Result<(OwnedFd, Option<String>), Refusal> {
+    let load = |source| Refusal::Load(name, source);
+    let root = cgroup::open(features).map_err(Refusal::Cgroup)?;
+    let program: &mut CgroupDevice =
+        ebpf.program_mut(name).ok_or(Refusal::NoProgram(name))?.try_into().map_err(load)?;
+    program.load().map_err(load)?;
+    let link = sys::cgroup_link(program.fd().map_err(load)?.as_fd(), root.directory.as_fd())
+        .map_err(|source| Refusal::Attach(name, source))?;
+    Ok((link, root.remark))
+}
