@@ -9,7 +9,7 @@ use super::release::of_file;
 use super::resolve::Ways;
 use crate::model::change::{Change, ChangeKind, GapCause, Killer, ReleasedHow};
 use crate::model::event::{Event, EventKind, Exit, HeldAtExit, Sender, TaskId};
-use crate::model::{DeviceNumber, FileKey, ProcessId, RawText, TableKey};
+use crate::model::{DeviceNumber, FileKey, ProcessId, RawText, TableKey, Task};
 
 const SIGKILL: i32 = 9;
 
@@ -208,10 +208,18 @@ impl Ledger {
 
     /// The holders last seen wear the new name, too.
     fn rename_entries(&mut self, task: TaskId, comm: &RawText) {
-        for holder in self.holders.iter_mut().filter(|holder| holder.process == task.process) {
-            let tasks = std::iter::once(&mut holder.carrier).chain(&mut holder.leader);
-            tasks.filter(|known| known.tid == task.tid).for_each(|known| known.comm.clone_from(comm));
-        }
+        self.tasks_seen(task).for_each(|known| known.comm.clone_from(comm));
+    }
+
+    /// A task as it stands in the holders last seen.
+    fn tasks_seen(&mut self, task: TaskId) -> impl Iterator<Item = &mut Task> {
+        let tgid = task.process.tgid;
+        let first = self.holders.partition_point(|holder| holder.process.tgid < tgid);
+        let holders = self.holders[first..].iter_mut().take_while(move |holder| holder.process.tgid == tgid);
+        holders
+            .filter(move |holder| holder.process == task.process)
+            .flat_map(|holder| std::iter::once(&mut holder.carrier).chain(&mut holder.leader))
+            .filter(move |known| known.tid == task.tid)
     }
 
     fn exiting(&mut self, at_ns: u64, task: TaskId, group_dead: bool, exit: Exit, changes: &mut Vec<Change>) {
@@ -222,10 +230,7 @@ impl Ledger {
             record.history.exit = Some(ExitSeen { at_ns, exit });
         }
         let by = exit.signal().and_then(|_| record.history.ended_by()).map(|seen| seen.by.clone());
-        for holder in self.holders.iter_mut().filter(|holder| holder.process == task.process) {
-            let tasks = std::iter::once(&mut holder.carrier).chain(&mut holder.leader);
-            tasks.filter(|known| known.tid == task.tid).for_each(|known| known.exiting = true);
-        }
+        self.tasks_seen(task).for_each(|known| known.exiting = true);
         self.say(at_ns, task.process, ChangeKind::Exiting { tid: task.tid, group_dead, exit, by }, changes);
     }
 

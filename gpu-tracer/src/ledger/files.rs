@@ -1,7 +1,6 @@
 //! Open files with ids of their own, and where in their lives they are.
 
-use std::collections::HashMap;
-
+use super::hash::Map;
 use super::resolve::Ways;
 use crate::model::change::SharedDescription;
 use crate::model::event::TaskId;
@@ -200,8 +199,8 @@ impl FileRecord {
 /// All living files. An address names at most one of them; an id is never used twice.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files {
-    records: HashMap<u64, FileRecord>,
-    by_key: HashMap<FileKey, u64>,
+    records: Map<u64, FileRecord>,
+    by_key: Map<FileKey, u64>,
     last_id: u64,
 }
 
@@ -217,6 +216,10 @@ impl Files {
 
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut FileRecord> {
         self.records.get_mut(&id)
+    }
+
+    pub(super) fn continue_after(&mut self, last_id: u64) {
+        self.last_id = last_id.min(i64::MAX as u64).max(self.last_id);
     }
 
     /// The id that the next file will get.
@@ -237,6 +240,10 @@ impl Files {
         let record = self.records.remove(&id)?;
         self.by_key.remove(&record.key);
         Some(record)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.records.len()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &FileRecord)> {

@@ -30,6 +30,10 @@ pub(super) fn take_holders(
     processes: &Processes,
     changes: &mut Vec<Change>,
 ) {
+    let as_before = |(held, now): (&HeldBy, &(ProcessId, Ways))| (held.process, held.ways) == *now;
+    if now.len() == file.held_by.len() && file.held_by.iter().zip(now).all(as_before) {
+        return;
+    }
     let mut held_by = Vec::with_capacity(now.len());
     for (process, ways) in now {
         let before = file.holder(*process).copied();

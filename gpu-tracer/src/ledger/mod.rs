@@ -25,6 +25,7 @@ mod bounded;
 mod dropping;
 mod files;
 mod gap;
+mod hash;
 mod holding;
 mod lineage;
 mod opening;
@@ -94,6 +95,11 @@ impl Ledger {
     #[must_use]
     pub fn with_rechecks() -> Self {
         Self { rechecks: true, ..Self::default() }
+    }
+
+    /// Numbers files from here on, so that the ids in a journal stay unique across restarts. Ids never go back.
+    pub fn continue_after(&mut self, last_id: u64) {
+        self.files.continue_after(last_id);
     }
 
     /// Adds what `/proc` says of a process. It is kept as what the process was when it opened its files.

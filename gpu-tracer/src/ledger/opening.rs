@@ -1,9 +1,10 @@
 //! The birth of a file: reported by a probe on the driver's open, or inferred from touches when a snapshot shows it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::Ledger;
 use super::files::{FileRecord, FileState, HeldBy, OpenRecord, Origin};
+use super::hash::Map;
 use super::holding::Scene;
 use super::release::of_file;
 use super::resolve::Ways;
@@ -138,7 +139,7 @@ impl Ledger {
         scene: &Scene<'_>,
         changes: &mut Vec<Change>,
     ) {
-        let mut only_touchers: Option<HashMap<DeviceNumber, ProcessId>> = None;
+        let mut only_touchers: Option<Map<DeviceNumber, ProcessId>> = None;
         let mut by_opener: BTreeMap<(ProcessId, DeviceNumber), Vec<(u32, u64)>> = BTreeMap::new();
         for (id, held) in fresh {
             let Some(file) = self.files.get(*id) else { continue };

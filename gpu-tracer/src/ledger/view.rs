@@ -42,7 +42,7 @@ pub struct FileView {
     pub driver_pins: u64,
     /// Its opening, if that was seen.
     pub opened: Option<Opened>,
-    /// Tasks that are dropping references: they are exiting or closing and have not come to the end of it.
+    /// Tasks that may be dropping references: they are exiting or closing and have not come to the end of it.
     pub dropped_by: Vec<TaskId>,
     /// Who held it last, if nobody does any more.
     pub last_holder: Option<ProcessId>,
@@ -94,7 +94,7 @@ pub struct HeldFile {
     pub io_uring: u64,
     /// References the driver holds for a device file that this holder holds.
     pub driver_pins: u64,
-    /// References that it is dropping: taken from its tables by exit or close, and not released yet.
+    /// References that it may still be dropping: taken from its tables by exit or close, and not known to be released.
     pub dropping: u64,
     /// How the process came to hold it.
     pub origin: Origin,
@@ -129,11 +129,11 @@ impl Ledger {
     /// What is known now.
     #[must_use]
     pub fn view(&self) -> View {
-        let mut files: Vec<FileView> = self.files.iter().map(|(id, file)| file_view(id, file)).collect();
-        files.sort_unstable_by_key(|file| file.id);
+        let mut files: Vec<(u64, &FileRecord)> = self.files.iter().collect();
+        files.sort_unstable_by_key(|(id, _)| *id);
         let holders = self.holders.iter().map(|holder| self.holder_view(holder));
         View {
-            files,
+            files: files.into_iter().map(|(id, file)| file_view(id, file)).collect(),
             holders: holders.filter(|holder| !holder.held.is_empty()).collect(),
             taken_ns: self.looked.map_or(0, |look| look.taken_ns),
         }
@@ -166,12 +166,12 @@ impl Ledger {
             Some(HeldFile {
                 id: *id,
                 device: file.device,
-                fds: ways.fds,
-                maps: ways.maps,
-                in_flight: ways.in_flight,
-                io_uring: ways.io_uring,
-                driver_pins: ways.pins,
-                dropping: ways.dropping,
+                fds: ways.fds.into(),
+                maps: ways.maps.into(),
+                in_flight: ways.in_flight.into(),
+                io_uring: ways.io_uring.into(),
+                driver_pins: ways.pins.into(),
+                dropping: ways.dropping.into(),
                 origin: held_by.map_or(Origin::Unknown, |held| held.origin),
                 since_ns: held_by.map_or(0, |held| held.since_ns),
             })

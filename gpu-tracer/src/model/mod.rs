@@ -6,6 +6,7 @@
 
 pub mod change;
 pub mod device;
+pub mod diagnosis;
 pub mod doctor;
 pub mod event;
 pub mod exit;

@@ -57,13 +57,16 @@ pub(crate) struct Arguments {
     /// Build and run only what tests the stand-in driver by itself.
     #[arg(long)]
     driver_only: bool,
+    /// Use this machine's hardware virtualisation: much faster where it works.
+    #[arg(long)]
+    kvm: bool,
     /// Put this program or script into the guest as well, with its libraries; it is found by its name.
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
     /// Set a variable for everything that runs in the guest.
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// Seconds that one guest may take.
+    /// Seconds that one guest may take once it is up.
     #[arg(long, value_name = "SECONDS", default_value_t = 240)]
     deadline: u64,
     /// Seconds after which a test is killed.
@@ -167,6 +170,7 @@ fn run(
         console: &console,
         nonce: &plan.nonce,
         shell: plan.mode == Mode::Shell,
+        kvm: arguments.kvm,
         deadline: Duration::from_secs(arguments.deadline),
     };
     let verdict = guest.run()?;

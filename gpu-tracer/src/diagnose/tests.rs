@@ -1,0 +1,1 @@
+//! Every class of situation gets its own verdict.
