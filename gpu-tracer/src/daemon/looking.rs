@@ -5,6 +5,8 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use super::core::Core;
 use crate::answer::{half_gone, half_gone_task, pid_namespace};
 use crate::kernel::{Answer, Btf, boot_now};
@@ -48,20 +50,21 @@ impl Core {
     }
 
     fn look_once(&mut self) -> anyhow::Result<()> {
-        let begun = Instant::now();
+        let (begun, spent) = (Instant::now(), cpu_time());
         // What was reported before the look has to be known before the look is.
         let snapshot = self.iterators.snapshot(&self.devices.table, PASS_DEADLINE);
-        let cost = begun.elapsed();
-        self.counters.looked(cost);
+        let took = begun.elapsed();
+        self.counters.looked(took);
         let snapshot = match snapshot {
             Ok(snapshot) => snapshot,
             Err(error) => return self.failed(&error),
         };
-        let hung = cost >= PASS_DEADLINE;
+        let hung = took >= PASS_DEADLINE;
         self.take_events()?;
         let news = self.take_snapshot(snapshot)?;
         let now = Instant::now();
-        self.pace.looked(now, begun.elapsed(), news);
+        // What a busy host made it wait is no cost.
+        self.pace.looked(now, cpu_time().saturating_sub(spent), news);
         if hung { self.hung(now) } else { (self.hangs, self.not_before) = (0, None) }
         Ok(())
     }
@@ -187,6 +190,12 @@ impl Core {
             Err(error) => super::log::warning(&format!("the programs cannot be loaded again: {error}")),
         }
     }
+}
+
+/// Processor time of this process, with the threads that read for it.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 fn event(at_ns: u64, checked: FileChecked) -> Event {
