@@ -323,3 +323,15 @@ fn processes_are_forgotten_when_no_file_names_them() {
     ledger.reconcile(&world(700_000, vec![], vec![], vec![]));
     assert_eq!((ledger.tracked(), ledger.history(process(10))), (vec![], None));
 }
+
+#[test]
+fn a_storm_between_two_snapshots_fills_no_memory_and_forgets_no_holder() {
+    let mut ledger = ledger_with_one_holder();
+    for child in 1_000..101_000 {
+        ledger.apply(&forked(u64::from(child) * 1_000, 10, child));
+        ledger.apply(&touched(u64::from(child) * 1_000, child, GPU0));
+    }
+    let (processes, touchers) = (ledger.processes.iter().count(), ledger.touches.processes().count());
+    assert!(processes < 40_000 && touchers < 10_000, "{processes} processes, {touchers} touchers");
+    assert!(ledger.tracked().contains(&process(10)));
+}
