@@ -66,7 +66,9 @@ pub(super) fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
     let mut text = String::new();
     let read = std::fs::File::open(path).and_then(|file| file.take(MAX).read_to_string(&mut text));
     match read {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => return Ok(Config::default()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => {
+            return Ok(Config::default());
+        }
         Err(source) => return Err(ConfigError::Read { path: path.to_owned(), source }),
         Ok(_) => {}
     }
@@ -75,9 +77,8 @@ pub(super) fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
 
 fn parse(text: &str) -> Result<Config, String> {
     let table: toml::Table = toml::from_str(text).map_err(|error| error.to_string())?;
-    for key in table.keys().filter(|key| !KEYS.contains(&key.as_str())) {
-        let nearest = nearest(key);
-        return Err(match nearest {
+    if let Some(key) = table.keys().find(|key| !KEYS.contains(&key.as_str())) {
+        return Err(match nearest(key) {
             Some(nearest) => format!("there is no key `{key}`; is `{nearest}` meant?"),
             None => format!("there is no key `{key}`; there are {}", KEYS.join(", ")),
         });

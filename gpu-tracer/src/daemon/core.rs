@@ -124,7 +124,12 @@ impl Core {
 
     /// Goes on until it is asked to stop, or nobody is left who could ask (`signals` is `None`, and no reader is).
     /// Errors: the kernel refuses what it had allowed.
-    pub(super) fn run(&mut self, inbox: &Inbox, signals: Option<&Signals>, manager: &Manager) -> anyhow::Result<()> {
+    pub(super) fn run(
+        &mut self,
+        inbox: &Inbox,
+        signals: Option<&Signals>,
+        manager: &Manager,
+    ) -> anyhow::Result<()> {
         let mut alive_due = Instant::now();
         loop {
             let now = Instant::now();
@@ -248,7 +253,14 @@ impl Core {
             return;
         }
         let plan = self.settings.plan_word();
-        let looked = Looked::by_daemon(self.ledger.view(), plan, self.missing.clone(), cost.looks);
+        let view = self.ledger.view();
+        let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
+        let ended = |process: &ProcessId| {
+            let history = self.ledger.history(*process);
+            history.is_some_and(|history| history.exit.is_some() || history.freed_ns.is_some())
+        };
+        let ended = openers.filter(ended).collect();
+        let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
         let seen = Seen { looked: Arc::new(looked), devices: Arc::clone(&self.devices), cost };
         for reply in looks {
             let _ = reply.send(seen.clone());
@@ -301,7 +313,9 @@ impl Core {
         match self.settings.reload() {
             Ok(left) => {
                 for key in left {
-                    super::log::warning(&format!("{key} has changed and takes effect when the daemon is restarted"));
+                    super::log::warning(&format!(
+                        "{key} has changed and takes effect when the daemon is restarted"
+                    ));
                 }
                 if let Err(error) = self.rediscover() {
                     super::log::warning(&format!("{error:#}"));

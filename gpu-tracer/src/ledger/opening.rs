@@ -180,8 +180,7 @@ impl Ledger {
         for (device, mut files) in by_device {
             files.sort_unstable();
             let ancestors = self.processes.ancestors(process).map(|(ancestor, _)| ancestor);
-            let opener =
-                std::iter::once(process).chain(ancestors).find(|one| self.touches.any(*one, device));
+            let opener = std::iter::once(process).chain(ancestors).find(|one| self.touches.any(*one, device));
             let certain = self.looked.is_some_and(|looked| looked.complete);
             let matched = opener.and_then(|one| self.touches.take(one, device, files.len(), certain));
             for (index, (_, id)) in files.into_iter().enumerate() {
