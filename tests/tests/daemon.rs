@@ -281,3 +281,70 @@ fn somebody_who_connects_and_says_nothing_keeps_nobody_from_asking() {
     assert_eq!(std::fs::metadata(daemon.socket()).unwrap().mode() & 0o777, 0o666);
     drop((silent, half));
 }
+
+#[test]
+fn the_service_manager_is_told_when_it_is_ready_that_it_lives_and_that_it_stops() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(SOON)).unwrap();
+    let told = move |wanted: &str| {
+        let mut heard = Vec::new();
+        while !heard.iter().any(|message: &String| message.lines().any(|line| line == wanted)) {
+            let mut buffer = [0; 4096];
+            let length =
+                manager.recv(&mut buffer).unwrap_or_else(|error| panic!("{error}: {wanted} after {heard:?}"));
+            heard.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+        }
+    };
+    let path = path.to_str().unwrap();
+    let device = Device::one();
+    let environment = [("NOTIFY_SOCKET", path), ("WATCHDOG_USEC", "400000")];
+    let mut daemon = Daemon::start_with(&device, &environment);
+    told("READY=1");
+    told("WATCHDOG=1");
+    told("WATCHDOG=1");
+    daemon.signal(libc::SIGHUP);
+    told("READY=1");
+    daemon.signal(libc::SIGTERM);
+    told("STOPPING=1");
+    assert_eq!(daemon.await_end(), Some(0), "{}", daemon.said());
+}
+
+#[test]
+fn a_configuration_with_an_unknown_key_is_refused_with_the_nearest_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    std::fs::write(&path, "sokcet = '/run/x'\n").unwrap();
+    let refused =
+        std::process::Command::new(Tracer::program()).args(["run", "--config"]).arg(&path).output().unwrap();
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{error}");
+    assert!(error.contains("sokcet") && error.contains("`socket`"), "{error}");
+}
+
+#[test]
+fn the_documented_configuration_is_one_that_is_understood() {
+    let documented = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/gpu-tracer.toml");
+    let text = std::fs::read_to_string(&documented).unwrap();
+    // Every key of it, as if somebody took the comment signs away.
+    let keys: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix('#'))
+        .filter(|line| line.contains(" = ") && !line.starts_with(' '))
+        .collect();
+    assert!(keys.len() >= 8, "{keys:?}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    let pins = dir.path().join("pins");
+    std::fs::write(&path, keys.join("\n")).unwrap();
+    // There is nothing to take away, which is said only if the configuration was understood.
+    let output = std::process::Command::new(Tracer::program())
+        .args(["run", "--unpin", "--config"])
+        .arg(&path)
+        .arg("--pin-dir")
+        .arg(&pins)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+}

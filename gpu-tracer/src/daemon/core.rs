@@ -31,6 +31,8 @@ use crate::probe::{EventSource, Iterators};
 const RECHECK: Duration = Duration::from_millis(100);
 /// The ring is not drained more often: what happens at once comes at once.
 const DRAIN: Duration = Duration::from_millis(5);
+/// In a row, before anything else gets its turn; a full ring takes a few.
+const DRAINS: u32 = 64;
 /// How often the wall clock is read anew, and what is to outlive us is written down.
 const HOUSEKEEPING: Duration = Duration::from_secs(10);
 
@@ -198,7 +200,8 @@ impl Core {
 
     /// Takes in what has happened.
     pub(super) fn take_events(&mut self) -> anyhow::Result<()> {
-        loop {
+        // Many processes together could go on for ever.
+        for _ in 0..DRAINS {
             let Some(source) = &mut self.source else { return Ok(()) };
             self.drained = Instant::now();
             let events = source.drain()?;
@@ -216,6 +219,7 @@ impl Core {
             self.describe_newcomers();
             self.note_pending();
         }
+        Ok(())
     }
 
     fn take_event(&mut self, event: &Event, changes: &mut Vec<Change>) -> anyhow::Result<()> {

@@ -60,6 +60,10 @@ impl Core {
         let hung = took >= PASS_DEADLINE;
         self.take_events()?;
         let news = self.take_snapshot(snapshot)?;
+        // What was closed since the last look is gone for good in most cases: that is said at once.
+        if self.pending {
+            self.recheck()?;
+        }
         let now = Instant::now();
         // What a busy host made it wait is no cost.
         self.pace.looked(now, cpu_time().saturating_sub(spent), news);

@@ -78,6 +78,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     core.take_events()?;
     core.look(true)?;
     core.remember_being_alive();
+    give_back_memory();
     http::start(listener, metrics, outbox, group)?;
     log::info(&format!("ready on {}; {}", core.settings.socket.display(), core.in_a_sentence()));
     manager.tell(&format!("READY=1\nSTATUS={}", core.in_a_sentence()));
@@ -121,6 +122,15 @@ fn attach(
             Ok(None)
         }
         Err(error) => Err(error).context("plan lean"),
+    }
+}
+
+/// Loading programs takes megabytes for an instant; the allocator would keep them for good.
+fn give_back_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: has no preconditions.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

@@ -35,13 +35,20 @@ impl Daemon {
     #[must_use]
     #[track_caller]
     pub fn start(device: &Device) -> Self {
+        Self::start_with(device, &[])
+    }
+
+    /// The same with these environment variables.
+    #[must_use]
+    #[track_caller]
+    pub fn start_with(device: &Device, environment: &[(&str, &str)]) -> Self {
         use std::os::unix::fs::PermissionsExt as _;
         super::require_root();
         let dir = tempfile::Builder::new().prefix("gpu-tracer-daemon-").tempdir().expect("a directory");
         // Other users are to reach the socket.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("it is ours");
         let said = dir.path().join("said");
-        let child = spawn(dir.path(), &device.options(), &said);
+        let child = spawn(dir.path(), &device.options(), &said, environment);
         let mut daemon = Self { child, options: device.options(), dir, said };
         daemon.await_answer();
         daemon
@@ -78,7 +85,7 @@ impl Daemon {
     /// Starts it again with all that it left, and waits until it answers.
     #[track_caller]
     pub fn start_again(&mut self) {
-        self.child = spawn(self.dir.path(), &self.options, &self.said);
+        self.child = spawn(self.dir.path(), &self.options, &self.said, &[]);
         self.await_answer();
     }
 
@@ -185,14 +192,14 @@ impl Daemon {
     }
 }
 
-fn spawn(dir: &Path, options: &[String], said: &Path) -> Child {
+fn spawn(dir: &Path, options: &[String], said: &Path, environment: &[(&str, &str)]) -> Child {
     let errors = std::fs::OpenOptions::new().create(true).append(true).open(said).expect("a file");
     let mut command = Command::new(Tracer::program());
     command.arg("run").args(options);
     for (option, name) in [("--socket", "d.sock"), ("--state-dir", "state"), ("--pin-dir", "pins")] {
         command.arg(option).arg(dir.join(name));
     }
-    command.args(["--plan", "lean", "--config", "/dev/null"]);
+    command.args(["--plan", "lean", "--config", "/dev/null"]).envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
