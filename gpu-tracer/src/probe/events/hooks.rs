@@ -160,8 +160,11 @@ fn attach_one(
             Ok((link, remark_of_place)) => {
                 return Ok((link, remark_of_place.or_else(|| remark.map(str::to_owned))));
             }
-            // The first refusal is about the program that ought to work.
-            Err(error) => refusal = refusal.or(Some(error)),
+            Err(error) => {
+                tracing::debug!(program, ?error, "refused");
+                // The first refusal is about the program that ought to work.
+                refusal = refusal.or(Some(error));
+            }
         }
     }
     Err(refusal.unwrap_or(Refusal::NoProgram(hook.name)))
