@@ -269,7 +269,7 @@ impl Ledger {
         let mut known = self.files.id_of(seen.file);
         if let Some(id) = known {
             let file = self.files.get(id)?;
-            if file.device != seen.device {
+            if file.differs(seen.device, seen.identity) {
                 if at_ns <= file.latest_ns() {
                     return None;
                 }
@@ -284,6 +284,9 @@ impl Ledger {
         });
         let file = self.files.get_mut(id)?;
         file.counted = true;
+        if file.identity == 0 {
+            file.identity = seen.identity;
+        }
         if let Err(at) = file.held_by.binary_search_by_key(&process, |held| held.process) {
             let ways = Ways { fds: 1, ..Ways::default() };
             file.held_by.insert(at, HeldBy { process, origin: Origin::Unknown, since_ns: at_ns, ways });

@@ -126,6 +126,8 @@ pub(super) struct Dropper {
 pub(super) struct FileRecord {
     pub(super) key: FileKey,
     pub(super) device: DeviceNumber,
+    /// `OpenFile::identity`; 0 where unknown.
+    pub(super) identity: u64,
     pub(super) state: FileState,
     pub(super) count: Option<u64>,
     pub(super) named: u64,
@@ -160,6 +162,7 @@ impl FileRecord {
         Self {
             key,
             device,
+            identity: 0,
             state,
             count: None,
             named: 0,
@@ -188,6 +191,12 @@ impl FileRecord {
     pub(super) fn holder(&self, process: ProcessId) -> Option<&HeldBy> {
         let at = self.held_by.binary_search_by_key(&process, |held| held.process).ok()?;
         self.held_by.get(at)
+    }
+
+    /// Can a file of this device and identity not be this one?
+    pub(super) fn differs(&self, device: DeviceNumber, identity: u64) -> bool {
+        let known = self.identity != 0 && identity != 0;
+        self.device != device || (known && self.identity != identity)
     }
 
     /// The last moment that anything was learnt about it.

@@ -161,7 +161,7 @@ impl Ledger {
         scene: &Scene<'_>,
     ) -> bool {
         let Some(file) = self.files.get(id) else { return false };
-        if file.device != seen.device {
+        if file.differs(seen.device, seen.identity) {
             return true;
         }
         let (Some(before), Some(_)) = (scene.before, file.seen_ns) else { return false };
@@ -353,6 +353,9 @@ fn see<'a>(
 ) {
     file.seen_ns = Some(scene.taken_ns);
     file.count = seen.count;
+    if seen.identity != 0 {
+        file.identity = seen.identity;
+    }
     file.counted |= seen.count.is_some();
     file.named = vias.len() as u64;
     if !vias.clone().eq(&file.references) {

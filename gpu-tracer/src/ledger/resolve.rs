@@ -10,7 +10,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::hash::Map;
-use crate::model::{DeviceNumber, FileKey, MmKey, ProcessId, Snapshot, TableKey, Task, TaskState, Via};
+use crate::model::{
+    DeviceNumber, FileKey, MmKey, OpenFile, ProcessId, Snapshot, TableKey, Task, TaskState, Via,
+};
 
 /// One device file with its accounting.
 #[derive(Clone, Debug)]
@@ -18,6 +20,7 @@ pub(super) struct ResolvedFile {
     pub(super) key: FileKey,
     pub(super) device: DeviceNumber,
     pub(super) count: Option<u64>,
+    pub(super) identity: u64,
     /// Where its references lie in [`Resolved::references`].
     span: Range<usize>,
 }
@@ -118,7 +121,8 @@ pub(super) fn resolve(snapshot: &Snapshot) -> Resolved<'_> {
             holders.credit(files.len(), via, &owners);
         }
         let span = span.range.clone();
-        files.push(ResolvedFile { key: file.key, device: file.device, count: file.count, span });
+        let OpenFile { key, device, count, identity } = *file;
+        files.push(ResolvedFile { key, device, count, identity, span });
     }
     let dangling = spans
         .iter()

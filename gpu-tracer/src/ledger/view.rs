@@ -111,7 +111,9 @@ pub struct Pending {
     pub file: FileKey,
     /// Its device.
     pub device: DeviceNumber,
-    /// The state it is waiting to leave.
+    /// `OpenFile::identity`; 0 where it is not known.
+    pub identity: u64,
+    /// The state it is waiting to leave; of a living file, the state it is in.
     pub state: FileState,
 }
 
@@ -149,14 +151,29 @@ impl Ledger {
             FileState::Deferred { .. } => file.doubtful,
             FileState::Detached { .. } | FileState::Unreferenced { .. } | FileState::Releasing { .. } => true,
         };
-        let mut pending: Vec<Pending> = self
-            .files
-            .iter()
-            .filter(|(_, file)| waiting(file))
-            .map(|(id, file)| Pending { id, file: file.key, device: file.device, state: file.state })
+        self.to_look_at(waiting)
+    }
+
+    /// All files that are believed to live, pending or not: what certainly lives can tell what has become of the others.
+    /// Ordered by id.
+    #[must_use]
+    pub fn living(&self) -> Vec<Pending> {
+        self.to_look_at(|_| true)
+    }
+
+    fn to_look_at(&self, which: impl Fn(&FileRecord) -> bool) -> Vec<Pending> {
+        let files = self.files.iter().filter(|(_, file)| which(file));
+        let mut files: Vec<Pending> = files
+            .map(|(id, file)| Pending {
+                id,
+                file: file.key,
+                device: file.device,
+                identity: file.identity,
+                state: file.state,
+            })
             .collect();
-        pending.sort_unstable_by_key(|file| file.id);
-        pending
+        files.sort_unstable_by_key(|file| file.id);
+        files
     }
 
     fn holder_view(&self, holder: &HolderEntry) -> HolderView {

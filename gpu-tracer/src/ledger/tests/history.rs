@@ -123,6 +123,24 @@ fn a_file_at_the_address_of_another_is_new_when_its_holder_has_touched_the_devic
 }
 
 #[test]
+fn a_file_of_another_identity_is_another_file() {
+    let look = |taken_ns, identity| {
+        let file = OpenFile { identity, ..device(1, GPU0, 1) };
+        world(taken_ns, vec![task(10, 10)], vec![file], vec![fd(1, 10, 3)])
+    };
+    let mut ledger = Ledger::new();
+    let ids: Vec<u64> = [(1, 0), (2, 7), (3, 7), (4, 0), (5, 8)]
+        .into_iter()
+        .map(|(taken_ns, identity)| {
+            ledger.reconcile(&look(taken_ns, identity));
+            ledger.view().files[0].id
+        })
+        .collect();
+    assert_eq!(ids, [1, 1, 1, 1, 2], "0 is unknown and equal to any");
+    assert_eq!((ledger.drift().replaced, ledger.living()[0].identity), (1, 8));
+}
+
+#[test]
 fn a_release_from_before_a_snapshot_means_that_the_snapshot_saw_another_file() {
     let mut ledger = ledger_with_an_opener();
     let first = ledger.view().files[0].id;
@@ -304,4 +322,16 @@ fn processes_are_forgotten_when_no_file_names_them() {
     ledger.reconcile(&world(600_000, vec![], vec![], vec![]));
     ledger.reconcile(&world(700_000, vec![], vec![], vec![]));
     assert_eq!((ledger.tracked(), ledger.history(process(10))), (vec![], None));
+}
+
+#[test]
+fn a_storm_between_two_snapshots_fills_no_memory_and_forgets_no_holder() {
+    let mut ledger = ledger_with_one_holder();
+    for child in 1_000..101_000 {
+        ledger.apply(&forked(u64::from(child) * 1_000, 10, child));
+        ledger.apply(&touched(u64::from(child) * 1_000, child, GPU0));
+    }
+    let (processes, touchers) = (ledger.processes.iter().count(), ledger.touches.processes().count());
+    assert!(processes < 40_000 && touchers < 10_000, "{processes} processes, {touchers} touchers");
+    assert!(ledger.tracked().contains(&process(10)));
 }
