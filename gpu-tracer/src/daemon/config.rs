@@ -75,9 +75,8 @@ pub(super) fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
 
 fn parse(text: &str) -> Result<Config, String> {
     let table: toml::Table = toml::from_str(text).map_err(|error| error.to_string())?;
-    for key in table.keys().filter(|key| !KEYS.contains(&key.as_str())) {
-        let nearest = nearest(key);
-        return Err(match nearest {
+    if let Some(key) = table.keys().find(|key| !KEYS.contains(&key.as_str())) {
+        return Err(match nearest(key) {
             Some(nearest) => format!("there is no key `{key}`; is `{nearest}` meant?"),
             None => format!("there is no key `{key}`; there are {}", KEYS.join(", ")),
         });
