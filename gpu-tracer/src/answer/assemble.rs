@@ -202,7 +202,8 @@ fn closing(stack: &[String]) -> Option<&'static str> {
         ("uvm_release", "a handle of the NVIDIA driver (nvidia-uvm)"),
         ("nvidia_close", "a handle of the NVIDIA driver"),
     ];
-    let in_close = |frame: &String| ["filp_flush", "filp_close", "__fput"].iter().any(|name| frame.contains(name));
+    let in_close =
+        |frame: &String| ["filp_flush", "filp_close", "__fput"].iter().any(|name| frame.contains(name));
     if !stack.iter().any(in_close) {
         return None;
     }

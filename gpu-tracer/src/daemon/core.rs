@@ -124,7 +124,12 @@ impl Core {
 
     /// Goes on until it is asked to stop, or nobody is left who could ask (`signals` is `None`, and no reader is).
     /// Errors: the kernel refuses what it had allowed.
-    pub(super) fn run(&mut self, inbox: &Inbox, signals: Option<&Signals>, manager: &Manager) -> anyhow::Result<()> {
+    pub(super) fn run(
+        &mut self,
+        inbox: &Inbox,
+        signals: Option<&Signals>,
+        manager: &Manager,
+    ) -> anyhow::Result<()> {
         let mut alive_due = Instant::now();
         loop {
             let now = Instant::now();
@@ -304,7 +309,9 @@ impl Core {
         match self.settings.reload() {
             Ok(left) => {
                 for key in left {
-                    super::log::warning(&format!("{key} has changed and takes effect when the daemon is restarted"));
+                    super::log::warning(&format!(
+                        "{key} has changed and takes effect when the daemon is restarted"
+                    ));
                 }
                 if let Err(error) = self.rediscover() {
                     super::log::warning(&format!("{error:#}"));

@@ -65,7 +65,11 @@ impl Core {
         let now = Instant::now();
         // What a busy host made it wait is no cost.
         self.pace.looked(now, cpu_time().saturating_sub(spent), news);
-        if hung { self.hung(now) } else { (self.hangs, self.not_before) = (0, None) }
+        if hung {
+            self.hung(now)
+        } else {
+            (self.hangs, self.not_before) = (0, None)
+        }
         Ok(())
     }
 
