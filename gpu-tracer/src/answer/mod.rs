@@ -7,6 +7,8 @@ mod assemble;
 mod doctor;
 mod look;
 mod selected;
+mod wait;
+mod why;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,6 +17,9 @@ use anyhow::Context as _;
 
 pub use self::doctor::doctor;
 use self::look::Looker;
+pub use self::wait::{WaitOptions, Waited, wait};
+pub use self::why::why;
+pub(crate) use self::why::{Ask, Inquiry};
 use crate::gpu::nvml;
 use crate::gpu::selector;
 use crate::kernel::{self, Clock, ExtraDevice};

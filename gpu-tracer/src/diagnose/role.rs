@@ -86,12 +86,12 @@ impl Roles {
         let Some(control) = devices.iter().find(|held| held.device == "nvidiactl") else {
             return "unknown";
         };
-        let maps: u64 = devices.iter().map(|held| held.maps).sum();
-        let indirect: u64 = devices.iter().map(|held| held.in_flight + held.io_uring).sum();
+        let maps = devices.iter().map(|held| held.maps).fold(0u64, u64::saturating_add);
+        let indirect = devices.iter().any(|held| held.in_flight > 0 || held.io_uring > 0);
         let own = devices.iter().any(|held| held.gpu.is_some());
         let managed = devices.iter().any(|held| held.device == "nvidia-uvm");
         match () {
-            () if indirect > 0 => "compute",
+            () if indirect => "compute",
             // NVML keeps a GPU's own device and the control device open. A control device alone may be exported memory.
             () if maps == 0 && own && devices.iter().all(|held| held.fds <= MONITOR_FDS) => "monitor",
             // With it goes nvidia-uvm; what is left without it is no library's doing.
@@ -131,12 +131,28 @@ mod tests {
     #[test]
     fn what_was_measured_on_an_h200_gets_the_right_role() {
         let cases: &[(&str, &[(&str, u64, u64)], &str)] = &[
-            ("python3.12", &[("nvidia0", 4, 2), ("nvidia1", 20, 3), ("nvidiactl", 1, 28), ("nvidia-uvm", 2, 1)], "compute"),
-            ("a.out", &[("nvidia0", 4, 2), ("nvidia1", 4, 2), ("nvidiactl", 1, 2), ("nvidia-uvm", 2, 0)], "initialised"),
-            ("watcher", &[("nvidia0", 1, 0), ("nvidia1", 3, 0), ("nvidiactl", 1, 0), ("nvidia-uvm", 2, 0)], "monitor"),
+            (
+                "python3.12",
+                &[("nvidia0", 4, 2), ("nvidia1", 20, 3), ("nvidiactl", 1, 28), ("nvidia-uvm", 2, 1)],
+                "compute",
+            ),
+            (
+                "a.out",
+                &[("nvidia0", 4, 2), ("nvidia1", 4, 2), ("nvidiactl", 1, 2), ("nvidia-uvm", 2, 0)],
+                "initialised",
+            ),
+            (
+                "watcher",
+                &[("nvidia0", 1, 0), ("nvidia1", 3, 0), ("nvidiactl", 1, 0), ("nvidia-uvm", 2, 0)],
+                "monitor",
+            ),
             ("nvidia-persistenced", &[("nvidia0", 4, 0), ("nvidiactl", 1, 0)], "infrastructure"),
             ("nvidia-cuda-mps-control", &[("nvidia0", 4, 2), ("nvidiactl", 1, 2)], "mps-control"),
-            ("nvidia-cuda-mps-server", &[("nvidia0", 20, 3), ("nvidiactl", 1, 22), ("nvidia-uvm", 1, 2)], "mps-server"),
+            (
+                "nvidia-cuda-mps-server",
+                &[("nvidia0", 20, 3), ("nvidiactl", 1, 22), ("nvidia-uvm", 1, 2)],
+                "mps-server",
+            ),
             ("importer", &[("nvidiactl", 1, 0)], "compute"),
             ("left-over", &[("nvidia0", 20, 0), ("nvidiactl", 1, 0)], "compute"),
             ("zero", &[("nvidia0", 1, 1)], "unknown"),
