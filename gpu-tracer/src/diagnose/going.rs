@@ -92,7 +92,12 @@ pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
 fn frozen(holder: &Holder, uninterruptible: bool) -> Going {
     // cgroup v1 freezes in uninterruptible sleep, v2 in a sleep that a fatal signal ends.
     if uninterruptible {
-        stuck(holder, Place::Freezer, None, "Its cgroup is frozen (v1): SIGKILL acts only when that is thawed.")
+        stuck(
+            holder,
+            Place::Freezer,
+            None,
+            "Its cgroup is frozen (v1): SIGKILL acts only when that is thawed.",
+        )
     } else {
         Going::killable("Its cgroup is frozen (v2): SIGKILL ends it all the same.")
     }

@@ -85,7 +85,6 @@ pub(super) fn kept(input: &Input, claim: &Claim, holders: &[&Holder]) -> Kept {
     let serious = pids(without.iter().filter(|holder| !looks(holder)).copied());
     Kept { by: if serious.is_empty() { pids(without.into_iter()) } else { serious }, recorded: false }
 }
-}
 
 fn pids<'a>(holders: impl Iterator<Item = &'a Holder>) -> Vec<u32> {
     let pids: BTreeSet<u32> = holders.map(|holder| holder.pid).collect();
@@ -162,9 +161,12 @@ pub(super) fn story(input: &Input, gpu: u32, holders: &[&Holder]) -> MemoryStory
     let baseline = input.baselines.get(&gpu).copied();
     if let Some(used) = report.memory_used_mib {
         let of = report.memory_total_mib.map_or_else(String::new, |total| format!(" of {total}"));
-        let to =
-            if claims.is_empty() { "no process".to_owned() } else { format!("processes: {attributed} MiB") };
-        story.push(format!("{used}{of} MiB are used; NVML puts down to {to}."));
+        let to = if claims.is_empty() {
+            "none of that to a process".to_owned()
+        } else {
+            format!("{attributed} MiB to processes")
+        };
+        story.push(format!("{used}{of} MiB are used. NVML attributes {to}."));
     }
     story.extend(claims.iter().map(|claim| claim.text.clone()));
     if let Some(left) = report.unattributed_mib.filter(|left| *left > INITIALISED_MIB) {

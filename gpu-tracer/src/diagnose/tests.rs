@@ -8,7 +8,8 @@ use crate::gpu::NvmlStatus;
 use crate::model::ExitStatus;
 use crate::model::diagnosis::{Diagnosis, GpuVerdict, Verdict};
 use crate::model::report::{
-    Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report, SCHEMA,
+    Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
+    SCHEMA,
 };
 
 pub(crate) fn report(gpus: u32) -> Report {
@@ -122,9 +123,17 @@ fn a2_others_are_named_for_what_they_are(input: &Input) {
 #[test]
 fn a2a_a_thread_of_a_defunct_leader_waits_in_the_file_system() {
     let mut input = with_memory(Report { holders: vec![stuck_thread(4)], ..a2() }, &A2_USED);
-    input.claims = vec![claim(4, 428, 93_600, Resolved::Process { comm: "python3".into(), start_ns: 428_000_000_000, leader_dead: true })];
-    let obstacle = Obstacle { mount: Some("/scratch".into()), file_system: "ext4".to_owned(), ..Obstacle::default() };
-    input.waits.insert(440, Wait { over_ms: 100, unmoved: true, obstacle: Some(obstacle), ..Wait::default() });
+    input.claims = vec![claim(
+        4,
+        428,
+        93_600,
+        Resolved::Process { comm: "python3".into(), start_ns: 428_000_000_000, leader_dead: true },
+    )];
+    let obstacle =
+        Obstacle { mount: Some("/scratch".into()), file_system: "ext4".to_owned(), ..Obstacle::default() };
+    input
+        .waits
+        .insert(440, Wait { over_ms: 100, unmoved: true, obstacle: Some(obstacle), ..Wait::default() });
     let found = expect(
         &input,
         4,
@@ -139,7 +148,12 @@ fn a2a_a_thread_of_a_defunct_leader_waits_in_the_file_system() {
 
 #[test]
 fn a2b_a_forked_child_of_another_name_keeps_the_memory_of_a_dead_creator() {
-    let child = Holder { comm: "cleanup".into(), cmdline: "cleanup".into(), why: vec!["live".to_owned(), "inherited".to_owned()], ..holder(481, 4) };
+    let child = Holder {
+        comm: "cleanup".into(),
+        cmdline: "cleanup".into(),
+        why: vec!["live".to_owned(), "inherited".to_owned()],
+        ..holder(481, 4)
+    };
     let mut input = with_memory(Report { holders: vec![child], ..a2() }, &A2_USED);
     input.claims = vec![claim(4, 430, 93_600, Resolved::Dead)];
     let found = expect(&input, 4, Verdict::Held, &["PID 481 (cleanup)", "93600 MiB", "inherited"]);
@@ -157,7 +171,13 @@ fn a2b_a_forked_child_of_another_name_keeps_the_memory_of_a_dead_creator() {
         unexplained: 0,
         driver_pins: 0,
         opened_at: None,
-        opener: Some(Opener { pid: 430, start_ns: 1, comm: "python3".into(), cmdline: "python3 train.py".into(), alive: false }),
+        opener: Some(Opener {
+            pid: 430,
+            start_ns: 1,
+            comm: "python3".into(),
+            cmdline: "python3 train.py".into(),
+            alive: false,
+        }),
     }];
     let found = expect(&input, 4, Verdict::Held, &[]);
     let story = found.memory.story.join("\n");
@@ -170,7 +190,10 @@ fn a2b_a_forked_child_of_another_name_keeps_the_memory_of_a_dead_creator() {
 fn a2c_a_task_inside_the_drivers_release_is_stuck_not_leaked() {
     let mut input = with_memory(a2(), &A2_USED);
     let why = "PID 428 (state D) is half-way through its exit".to_owned();
-    input.report.coverage = Coverage { complete: false, missing: vec![MissingReport { what: "half-exited-task".to_owned(), why }] };
+    input.report.coverage = Coverage {
+        complete: false,
+        missing: vec![MissingReport { what: "half-exited-task".to_owned(), why }],
+    };
     input.half_gone = vec![HalfGone {
         pid: 428,
         tid: 428,
@@ -178,10 +201,16 @@ fn a2c_a_task_inside_the_drivers_release_is_stuck_not_leaked() {
         comm: "python3".into(),
         state: "D".to_owned(),
         wchan: Some("down".to_owned()),
-        stack: ["down", "os_acquire_semaphore [nvidia]", "nvidia_close [nvidia]", "__fput"].map(str::to_owned).to_vec(),
+        stack: ["down", "os_acquire_semaphore [nvidia]", "nvidia_close [nvidia]", "__fput"]
+            .map(str::to_owned)
+            .to_vec(),
     }];
     let inferred = expect(&input, 4, Verdict::Stuck, &["PID 428 (python3)", "waits in the GPU driver"]);
-    assert!(inferred.holders[0].evidence[0].inferred, "no record, no claim: {:#?}", inferred.holders[0].evidence);
+    assert!(
+        inferred.holders[0].evidence[0].inferred,
+        "no record, no claim: {:#?}",
+        inferred.holders[0].evidence
+    );
     input.claims = vec![claim(4, 428, 93_600, Resolved::Exiting { comm: "python3".into() })];
     let found = expect(&input, 4, Verdict::Stuck, &["PID 428 (python3)", "93600 MiB"]);
     assert!(!found.holders[0].evidence[0].inferred);
@@ -211,7 +240,10 @@ fn a2e_nothing_at_all_is_a_leak_that_no_kill_frees() {
     let found = expect(&input, 4, Verdict::NoHandle, &["93699 MiB", "no process can be killed"]);
     assert_eq!(commands(&found)[0], "nvidia-smi --gpu-reset -i 4");
     let text: Vec<&str> = found.advice.iter().map(|step| step.text.as_str()).collect();
-    assert!(text.iter().any(|text| text.contains("GPU 2 (1 process)")), "who still touches the others: {text:?}");
+    assert!(
+        text.iter().any(|text| text.contains("GPU 2 (1 process)")),
+        "who still touches the others: {text:?}"
+    );
     assert_eq!(diagnose(&input).exit_status(), ExitStatus::NoHandle);
     // A leak is concluded only where everything was seen.
     input.report.coverage.complete = false;
@@ -230,7 +262,10 @@ fn a1_renamed_workers_live_are_named_and_a_name_pattern_would_miss_them() {
     input.claims = (0..8).map(|number| claim(0, 500 + number, 96_610, process(500 + number))).collect();
     let found = expect(&input, 0, Verdict::Held, &["8 processes", "VLLM::Worker_TP0"]);
     let facts = &found.holders[0].evidence;
-    assert!(facts.iter().any(|fact| fact.text.contains("pkill -f python") && fact.text.contains("misses it")), "{facts:?}");
+    assert!(
+        facts.iter().any(|fact| fact.text.contains("pkill -f python") && fact.text.contains("misses it")),
+        "{facts:?}"
+    );
     assert!(commands(&found).contains(&"kill -9 500 501 502 503 504 505 506 507"), "{found:#?}");
 }
 
@@ -244,12 +279,28 @@ fn each_reason_gets_its_own_words() {
     let cases: Vec<(Input, Verdict, &str)> = vec![
         (with(|_| ()), Verdict::Held, "lives and can be killed"),
         (with(|one| one.why = vec!["inherited".to_owned()]), Verdict::Held, "inherited the handles"),
-        (with(|one| (one.why, one.state) = (vec!["stopped".to_owned()], "T".to_owned())), Verdict::Held, "stopped"),
+        (
+            with(|one| (one.why, one.state) = (vec!["stopped".to_owned()], "T".to_owned())),
+            Verdict::Held,
+            "stopped",
+        ),
         (with(|one| one.why = vec!["frozen".to_owned()]), Verdict::Held, "frozen"),
-        (with(|one| (one.why, one.state) = (vec!["frozen".to_owned()], "D".to_owned())), Verdict::Stuck, "frozen"),
+        (
+            with(|one| (one.why, one.state) = (vec!["frozen".to_owned()], "D".to_owned())),
+            Verdict::Stuck,
+            "frozen",
+        ),
         (with(|one| one.why = vec!["dumping-core".to_owned()]), Verdict::Held, "core dump"),
-        (with(|one| (one.why, one.tid) = (vec!["thread-of-defunct".to_owned()], 440)), Verdict::Held, "leader is a zombie"),
-        (with(|one| (one.why, one.exiting) = (vec!["exiting".to_owned()], true)), Verdict::Held, "on its way out"),
+        (
+            with(|one| (one.why, one.tid) = (vec!["thread-of-defunct".to_owned()], 440)),
+            Verdict::Held,
+            "leader is a zombie",
+        ),
+        (
+            with(|one| (one.why, one.exiting) = (vec!["exiting".to_owned()], true)),
+            Verdict::Held,
+            "on its way out",
+        ),
         (with(|one| one.role = "infrastructure".to_owned()), Verdict::Held, "only by infrastructure"),
         (with(|one| one.role = "monitor".to_owned()), Verdict::Held, "only by infrastructure and monitors"),
         (with(|one| one.role = "initialised".to_owned()), Verdict::Held, "initialised, not used"),
@@ -283,7 +334,11 @@ fn innocents_are_named_as_such() {
     // Nobody is cleared by a look that did not see everything.
     input.report.coverage.complete = false;
     let unsure = diagnose(&input);
-    assert!(unsure.gpus[0].innocents.iter().all(|innocent| innocent.pid != 432), "{:?}", unsure.gpus[0].innocents);
+    assert!(
+        unsure.gpus[0].innocents.iter().all(|innocent| innocent.pid != 432),
+        "{:?}",
+        unsure.gpus[0].innocents
+    );
 }
 
 #[test]
@@ -346,7 +401,8 @@ fn the_file_systems_and_servers_in_the_way_are_named() {
         let found = expect(&input, 0, Verdict::Stuck, &[]);
         commands(&found)[0].to_owned()
     };
-    let fuse = Obstacle { fuse_connection: Some(41), file_system: "fuse.sshfs".to_owned(), ..Obstacle::default() };
+    let fuse =
+        Obstacle { fuse_connection: Some(41), file_system: "fuse.sshfs".to_owned(), ..Obstacle::default() };
     assert_eq!(advice("request_wait_answer", fuse), "echo 1 > /sys/fs/fuse/connections/41/abort");
     let nfs = Obstacle { mount: Some("/home".into()), file_system: "nfs4".to_owned(), ..Obstacle::default() };
     assert_eq!(advice("rpc_wait_bit_killable", nfs), "umount -f -l /home");
@@ -357,7 +413,8 @@ fn the_file_systems_and_servers_in_the_way_are_named() {
 #[test]
 fn without_gpus_the_devices_themselves_are_judged() {
     let mut one = holder(7, 0);
-    one.devices = vec![HeldDevice { device: "kfd".to_owned(), fds: 1, files: vec![1], ..HeldDevice::default() }];
+    one.devices =
+        vec![HeldDevice { device: "kfd".to_owned(), fds: 1, files: vec![1], ..HeldDevice::default() }];
     let diagnosis = diagnose(&Input::of(Report { holders: vec![one], ..report(0) }));
     assert_eq!((diagnosis.gpus[0].gpu, diagnosis.gpus[0].verdict), (None, Verdict::Held));
     assert_eq!(diagnose(&Input::of(report(0))).exit_status(), ExitStatus::Free);
@@ -368,7 +425,11 @@ fn any_resolved() -> impl Strategy<Value = Resolved> {
         Just(Resolved::Dead),
         Just(Resolved::Unchecked),
         any::<u32>().prop_map(|ppid| Resolved::Zombie { comm: "z".into(), ppid }),
-        (0..9u64).prop_map(|start| Resolved::Process { comm: "p".into(), start_ns: start, leader_dead: false }),
+        (0..9u64).prop_map(|start| Resolved::Process {
+            comm: "p".into(),
+            start_ns: start,
+            leader_dead: false
+        }),
         (0..9u32).prop_map(|pid| Resolved::ThreadOf { pid, comm: "t".into() }),
         Just(Resolved::Exiting { comm: "e".into() }),
     ]

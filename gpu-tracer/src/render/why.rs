@@ -10,7 +10,7 @@ use super::ranges::ranges;
 use super::text::{escape, escape_str, wrap};
 use super::{Format, View, csv, json};
 use crate::model::RawText;
-use crate::model::diagnosis::{Diagnosis, Finding, GpuVerdict, Verdict};
+use crate::model::diagnosis::{Advice, Diagnosis, Finding, GpuVerdict, Verdict};
 
 /// Findings shown one by one; more of them that are alike are folded.
 const FOLD: usize = 3;
@@ -296,7 +296,12 @@ fn advice(group: &[&GpuVerdict], view: &View<'_>) -> String {
     }
     let selectors = ranges(group.iter().filter_map(|gpu| gpu.gpu).map(u64::from));
     let mut out = format!("\n{}", paragraph("What to do:", 0, Tone::Strong, view));
-    for (number, step) in first.advice.iter().enumerate() {
+    let within = |step: &&Advice| {
+        !step.affects.is_empty()
+            && step.affects.iter().all(|other| group.iter().any(|gpu| gpu.gpu == Some(*other)))
+    };
+    let steps = first.advice.iter().filter(|step| !within(step));
+    for (number, step) in steps.enumerate() {
         out.push_str(&paragraph(&format!("{}. {}", number + 1, step.text), 2, Tone::Plain, view));
         if let Some(command) = &step.command {
             let own = first.gpu.map(|gpu| format!("gpu-tracer release {gpu}"));

@@ -26,13 +26,19 @@ fn a_stuck_thread_among_eight_gpus() {
         file_system: "ext4".to_owned(),
         fuse_connection: None,
     };
-    input.waits.insert(440, Wait { over_ms: 100, unmoved: true, obstacle: Some(obstacle), ..Wait::default() });
+    input
+        .waits
+        .insert(440, Wait { over_ms: 100, unmoved: true, obstacle: Some(obstacle), ..Wait::default() });
     insta::assert_snapshot!(printed(&input));
 }
 
 #[test]
 fn a_child_that_keeps_the_memory_of_its_dead_parent() {
-    let child = Holder { comm: "cleanup".into(), why: vec!["live".to_owned(), "inherited".to_owned()], ..holder(481, 0) };
+    let child = Holder {
+        comm: "cleanup".into(),
+        why: vec!["live".to_owned(), "inherited".to_owned()],
+        ..holder(481, 0)
+    };
     let mut input = with_memory(Report { holders: vec![child], ..report(1) }, &[103_019]);
     input.claims = vec![claim(0, 430, 103_010, Resolved::Dead)];
     insta::assert_snapshot!(printed(&input));
@@ -65,7 +71,10 @@ fn eight_workers_that_hold_eight_gpus() {
 #[test]
 fn an_unknown_answer_says_why() {
     let mut input = Input::of(report(1));
-    input.nvml = NvmlStatus::Hung { after: std::time::Duration::from_secs(2), during: "asking for processes".to_owned() };
+    input.nvml = NvmlStatus::Hung {
+        after: std::time::Duration::from_secs(2),
+        during: "asking for processes".to_owned(),
+    };
     input.report.coverage.complete = false;
     input.report.coverage.missing = vec![crate::model::report::MissingReport {
         what: "other-users".to_owned(),
