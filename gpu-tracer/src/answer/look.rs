@@ -28,6 +28,8 @@ pub(crate) struct Looked {
     pub(crate) missing: Vec<Missing>,
     /// Snapshots taken.
     pub(crate) looks: u32,
+    /// Tasks half-way through exit, in both looks; each is in `missing` too.
+    pub(crate) half_gone: Vec<Task>,
 }
 
 /// A way to look at this host.
@@ -88,7 +90,13 @@ impl Looker {
                 snapshot.missing.insert(0, Missing { what: "iterators", why: why.to_string() });
                 let mut ledger = Ledger::new();
                 ledger.reconcile(&snapshot);
-                Ok(Looked { view: ledger.view(), plan: "proc", missing: snapshot.missing, looks: 1 })
+                Ok(Looked {
+                    view: ledger.view(),
+                    plan: "proc",
+                    missing: snapshot.missing,
+                    looks: 1,
+                    half_gone: Vec::new(),
+                })
             }
         }
     }
@@ -97,13 +105,13 @@ impl Looker {
 impl Looked {
     /// What a daemon has seen under this plan.
     pub(crate) fn by_daemon(view: View, plan: &'static str, missing: Vec<Missing>, looks: u32) -> Self {
-        Self { view, plan, missing, looks }
+        Self { view, plan, missing, looks, half_gone: Vec::new() }
     }
 
     fn by_iterators(view: View, mut missing: Vec<Missing>, half_gone: &[Task], looks: u32) -> Self {
         missing.extend(pid_namespace());
         missing.extend(half_gone.iter().map(half_gone_task));
-        Self { view, plan: "snapshot", missing, looks }
+        Self { view, plan: "snapshot", missing, looks, half_gone: half_gone.to_vec() }
     }
 }
 
