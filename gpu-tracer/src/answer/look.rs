@@ -95,6 +95,11 @@ impl Looker {
 }
 
 impl Looked {
+    /// What a daemon has seen under this plan.
+    pub(crate) fn by_daemon(view: View, plan: &'static str, missing: Vec<Missing>, looks: u32) -> Self {
+        Self { view, plan, missing, looks }
+    }
+
     fn by_iterators(view: View, mut missing: Vec<Missing>, half_gone: &[Task], looks: u32) -> Self {
         missing.extend(pid_namespace());
         missing.extend(half_gone.iter().map(half_gone_task));
@@ -102,7 +107,7 @@ impl Looked {
     }
 }
 
-fn half_gone(snapshot: &Snapshot) -> Vec<Task> {
+pub(crate) fn half_gone(snapshot: &Snapshot) -> Vec<Task> {
     snapshot.tasks.iter().filter(|task| task.is_half_gone()).cloned().collect()
 }
 
@@ -114,7 +119,7 @@ fn settle(view: &mut View, before: &View) {
     }
 }
 
-fn half_gone_task(task: &Task) -> Missing {
+pub(crate) fn half_gone_task(task: &Task) -> Missing {
     let process = if task.is_leader() {
         format!("PID {}", task.tgid)
     } else {
@@ -133,7 +138,7 @@ fn half_gone_task(task: &Task) -> Missing {
 }
 
 /// Iterators show the tasks of the reader's PID namespace and those below, no others.
-fn pid_namespace() -> Option<Missing> {
+pub(crate) fn pid_namespace() -> Option<Missing> {
     (!namespaces::is_initial_pid()).then(|| Missing {
         what: "pid-namespace",
         why: "processes outside this PID namespace cannot be seen; ask on the host, or where the host's PID 1 can be \

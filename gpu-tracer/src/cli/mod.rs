@@ -8,7 +8,9 @@ mod doctor;
 mod holders;
 mod man;
 mod manual;
+mod run;
 mod screen;
+mod watch;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
@@ -91,6 +93,8 @@ impl Common {
 #[derive(Debug, Subcommand)]
 enum Command {
     Holders(holders::Arguments),
+    Watch(watch::Arguments),
+    Run(run::Arguments),
     Doctor(doctor::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
@@ -152,6 +156,8 @@ fn answer(
     let devices = || cli.common.devices(devices);
     let (status, written) = match &cli.command {
         Command::Holders(arguments) => arguments.run(devices()?, answers, screen, out)?,
+        Command::Watch(arguments) => (ExitStatus::Free, arguments.run(devices()?, screen, out)?),
+        Command::Run(arguments) => (ExitStatus::Free, arguments.run(devices()?, out)?),
         Command::Doctor(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Completions(arguments) => (ExitStatus::Free, arguments.run(out)),
         Command::Man(arguments) => (ExitStatus::Free, arguments.run(out)),

@@ -50,13 +50,17 @@ fn manager(finding: &Finding) -> Option<(String, String)> {
             _ => return None,
         };
         let text = match &finding.pod {
-            Some(pod) => format!("Stop its container (of pod {}: delete the pod, or it is started again)", pod.to_text()),
+            Some(pod) => format!(
+                "Stop its container (of pod {}: delete the pod, or it is started again)",
+                pod.to_text()
+            ),
             None => "Stop its container".to_owned(),
         };
         return Some((text, command));
     }
     let unit = finding.unit.as_ref().filter(|unit| unit.0.ends_with(b".service"))?;
-    let shared = [b"user@".as_slice(), b"ssh", b"cron", b"docker.service", b"containerd.service", b"init.scope"];
+    let shared =
+        [b"user@".as_slice(), b"ssh", b"cron", b"docker.service", b"containerd.service", b"init.scope"];
     if shared.iter().any(|start| unit.0.starts_with(start)) {
         return None;
     }
@@ -72,10 +76,13 @@ pub(super) fn killing(gpu: Option<u32>, findings: &[Finding]) -> Vec<Advice> {
     let mut advice = Vec::new();
     if !others.is_empty() {
         advice.extend(beyond(&others));
-        let mut managers: Vec<(String, String)> = others.iter().filter_map(|finding| manager(finding)).collect();
+        let mut managers: Vec<(String, String)> =
+            others.iter().filter_map(|finding| manager(finding)).collect();
         managers.sort();
         managers.dedup();
-        advice.extend(managers.into_iter().take(8).map(|(text, command)| step(format!("{text}."), Some(command))));
+        advice.extend(
+            managers.into_iter().take(8).map(|(text, command)| step(format!("{text}."), Some(command))),
+        );
         let selector = gpu.map_or_else(|| "all".to_owned(), |gpu| gpu.to_string());
         advice.push(step(
             "End them in order and wait until everything is released (PIDs are checked by start time).",
@@ -93,7 +100,10 @@ pub(super) fn killing(gpu: Option<u32>, findings: &[Finding]) -> Vec<Advice> {
         let names: Vec<String> = infrastructure.iter().map(|finding| who(finding)).collect();
         let stop = infrastructure.iter().find_map(|finding| manager(finding)).map(|(_, command)| command);
         advice.push(step(
-            format!("Leave {} alone unless the GPU is to be reset or removed: it holds the device on purpose.", few(&names)),
+            format!(
+                "Leave {} alone unless the GPU is to be reset or removed: it holds the device on purpose.",
+                few(&names)
+            ),
             stop,
         ));
     }
@@ -115,7 +125,8 @@ fn kill(findings: &[&Finding]) -> Advice {
 
 /// Whom ending a holder affects besides.
 fn beyond(findings: &[&Finding]) -> Option<Advice> {
-    let others: BTreeSet<u32> = findings.iter().flat_map(|finding| finding.other_gpus.iter().copied()).collect();
+    let others: BTreeSet<u32> =
+        findings.iter().flat_map(|finding| finding.other_gpus.iter().copied()).collect();
     if others.is_empty() {
         return None;
     }
@@ -135,11 +146,15 @@ pub(super) fn unblocking(input: &Input, gpu: Option<u32>, finding: &Finding) -> 
         )],
         Some("fuse") => match obstacle.and_then(|obstacle| obstacle.fuse_connection) {
             Some(connection) => vec![step(
-                format!("Abort the FUSE connection that {who} waits for (its file system fails then), or revive its server."),
+                format!(
+                    "Abort the FUSE connection that {who} waits for (its file system fails then), or revive its server."
+                ),
                 Some(format!("echo 1 > /sys/fs/fuse/connections/{connection}/abort")),
             )],
             None => vec![step(
-                format!("Find the FUSE connection that {who} waits for (the one with waiting requests) and abort it, or revive its server."),
+                format!(
+                    "Find the FUSE connection that {who} waits for (the one with waiting requests) and abort it, or revive its server."
+                ),
                 Some("grep -v '^0$' /sys/fs/fuse/connections/*/waiting".to_owned()),
             )],
         },
@@ -149,7 +164,8 @@ pub(super) fn unblocking(input: &Input, gpu: Option<u32>, finding: &Finding) -> 
         )],
         Some("freezer") => vec![step(
             format!("Thaw the cgroup of {who}."),
-            cgroup(input, finding).map(|cgroup| format!("echo THAWED > /sys/fs/cgroup/freezer{cgroup}/freezer.state")),
+            cgroup(input, finding)
+                .map(|cgroup| format!("echo THAWED > /sys/fs/cgroup/freezer{cgroup}/freezer.state")),
         )],
         Some("gpu-driver") => driver(input, gpu, &who),
         _ => vec![step(
@@ -166,7 +182,9 @@ fn cgroup(input: &Input, finding: &Finding) -> Option<String> {
 
 fn driver(input: &Input, gpu: Option<u32>, who: &str) -> Vec<Advice> {
     let mut advice = vec![step(
-        format!("Wait a minute: {who} is inside the GPU driver. A healthy release of a full GPU takes seconds; look for Xid lines."),
+        format!(
+            "Wait a minute: {who} is inside the GPU driver. A healthy release of a full GPU takes seconds; look for Xid lines."
+        ),
         Some("dmesg | grep -i xid | tail".to_owned()),
     )];
     advice.extend(reset(input, gpu, "If it stays, nothing can be killed: reset the GPU"));
@@ -217,12 +235,16 @@ pub(super) fn reset(input: &Input, gpu: Option<u32>, text: &str) -> Vec<Advice> 
         .filter(|other| other.index != gpu)
         .filter_map(|other| {
             let names = touches(other.index);
-            (!names.is_empty()).then(|| format!("GPU {} ({})", other.index, count(names.len(), "process", "processes")))
+            (!names.is_empty())
+                .then(|| format!("GPU {} ({})", other.index, count(names.len(), "process", "processes")))
         })
         .collect();
     if !busy.is_empty() {
         advice.push(step(
-            format!("Where GPUs are joined by NVLink a reset needs all of them idle; still in use: {}.", few(&busy)),
+            format!(
+                "Where GPUs are joined by NVLink a reset needs all of them idle; still in use: {}.",
+                few(&busy)
+            ),
             Some("gpu-tracer holders".to_owned()),
         ));
     }
@@ -261,7 +283,9 @@ mod tests {
 
     #[test]
     fn names_cannot_smuggle_anything_into_a_command() {
-        for hostile in ["a.service;reboot;.service", "$(reboot).service", "-H.service", "a\n.service", "a'b.service"] {
+        for hostile in
+            ["a.service;reboot;.service", "$(reboot).service", "-H.service", "a\n.service", "a'b.service"]
+        {
             let one = Finding { unit: Some(hostile.into()), ..finding(7) };
             for command in commands(&[one]) {
                 let quoted = command.contains(&format!("'{hostile}'"));

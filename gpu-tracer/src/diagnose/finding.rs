@@ -98,10 +98,16 @@ fn evidence(input: &Input, holder: &Holder, finding: &Finding, openers: &[&Opene
     if let Some(wait) = input.waits.get(&holder.tid).filter(|wait| wait.unmoved) {
         facts.push(fact(format!("Task {} did not run for {} ms.", holder.tid, wait.over_ms)));
     }
-    for opener in openers.iter().filter(|opener| opener.pid != holder.pid || opener.start_ns != holder.start_ns).take(3) {
+    for opener in
+        openers.iter().filter(|opener| opener.pid != holder.pid || opener.start_ns != holder.start_ns).take(3)
+    {
         let line = if opener.cmdline.is_empty() { &opener.comm } else { &opener.cmdline };
         let end = if opener.alive { "which lives" } else { "which is dead" };
-        facts.push(fact(format!("What it holds was opened by PID {} ({}), {end}.", opener.pid, line.to_text())));
+        facts.push(fact(format!(
+            "What it holds was opened by PID {} ({}), {end}.",
+            opener.pid,
+            line.to_text()
+        )));
     }
     facts.extend(disguise(holder, finding));
     let named = |number: u64, words: &str| (number > 0).then(|| fact(format!("{number} {words}")));
@@ -114,7 +120,10 @@ fn evidence(input: &Input, holder: &Holder, finding: &Finding, openers: &[&Opene
         "handle(s) are registered with an io_uring of its: in no /proc/PID/fd.",
     ));
     if finding.fds == 0 && finding.maps > 0 {
-        facts.push(fact(format!("{} mapping(s) and no descriptor: the file was closed after it was mapped.", finding.maps)));
+        facts.push(fact(format!(
+            "{} mapping(s) and no descriptor: the file was closed after it was mapped.",
+            finding.maps
+        )));
     }
     facts
 }
@@ -133,7 +142,10 @@ fn disguise(holder: &Holder, finding: &Finding) -> Option<Fact> {
     if stem.is_empty() || shows(&holder.comm) || shows(&holder.cmdline) {
         return None;
     }
-    let started = finding.started_as.as_ref().map_or_else(String::new, |line| format!(", was started as `{}`", line.to_text()));
+    let started = finding
+        .started_as
+        .as_ref()
+        .map_or_else(String::new, |line| format!(", was started as `{}`", line.to_text()));
     Some(fact(format!(
         "It calls itself `{}`{started}, and runs {}: a pattern for the program's name (pkill -f {}) misses it.",
         holder.comm.to_text(),
@@ -167,7 +179,8 @@ pub(super) fn half_gone(input: &Input, task: &HalfGone, why: Fact) -> Finding {
         role: "unknown".to_owned(),
         why: vec!["exiting".to_owned(), doing.to_owned()],
         killable: false,
-        killable_because: "It is past the point where signals matter: another SIGKILL will not help.".to_owned(),
+        killable_because: "It is past the point where signals matter: another SIGKILL will not help."
+            .to_owned(),
         waits_in: Some(place.word().to_owned()),
         waits: Some(waits(task.tid, task.wchan.as_deref(), place, wait)),
         memory_mib: input

@@ -24,7 +24,8 @@ impl Going {
     }
 }
 
-const PENDING: &str = "SIGKILL is already pending: another one will not help. It goes when what it waits for ends.";
+const PENDING: &str =
+    "SIGKILL is already pending: another one will not help. It goes when what it waits for ends.";
 
 /// What SIGKILL does to this holder.
 pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
@@ -49,7 +50,12 @@ pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
     if said("dumping-core") {
         let blocked = uninterruptible && !matches!(place, Place::CoreDump | Place::Kernel | Place::Memory);
         return if blocked {
-            stuck(holder, place, wait, "It writes a core dump and cannot go on: SIGKILL acts only when that wait ends.")
+            stuck(
+                holder,
+                place,
+                wait,
+                "It writes a core dump and cannot go on: SIGKILL acts only when that wait ends.",
+            )
         } else {
             Going::killable("It writes a core dump: SIGKILL ends the dump and the process.")
         };
@@ -58,9 +64,12 @@ pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
     let in_driver = place == Place::GpuDriver || in_gpu_driver(&holder.stack);
     match (killed, holder.state.as_str()) {
         (true, "D") => stuck(holder, place, wait, PENDING),
-        (true, "R") if in_driver || (unmoved && holder.sigkill_pending) => {
-            stuck(holder, place, wait, "It runs in the kernel and does not look at the SIGKILL that is pending: another one will not help.")
-        }
+        (true, "R") if in_driver || (unmoved && holder.sigkill_pending) => stuck(
+            holder,
+            place,
+            wait,
+            "It runs in the kernel and does not look at the SIGKILL that is pending: another one will not help.",
+        ),
         (true, "S") if in_driver => stuck(holder, place, wait, PENDING),
         (true, _) => Going::killable("It has been killed and is on its way out."),
         (false, "D") if unmoved && matches!(place, Place::FrozenFileSystem | Place::GpuDriver) => {
@@ -70,9 +79,9 @@ pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
             killable: true,
             ..Going::with_place(holder, "SIGKILL ends it as soon as its wait in the kernel ends.".to_owned())
         },
-        (false, "T" | "t") => {
-            Going::killable("It is stopped: SIGKILL ends it all the same, SIGCONT lets it act on other signals.")
-        }
+        (false, "T" | "t") => Going::killable(
+            "It is stopped: SIGKILL ends it all the same, SIGCONT lets it act on other signals.",
+        ),
         _ if said("thread-of-defunct") => {
             Going::killable("Its leader is a zombie, but a thread of it lives: SIGKILL to the PID ends that.")
         }

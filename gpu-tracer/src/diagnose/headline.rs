@@ -50,7 +50,9 @@ fn unknown(judge: &Judge<'_>) -> String {
     let subject = subject(judge.gpu);
     if !judge.orphans.is_empty() {
         let files = count(judge.orphans.len(), "open file", "open files");
-        return format!("{subject} is held, but nobody can be named: {files} of it belong to no process that could be seen.");
+        return format!(
+            "{subject} is held, but nobody can be named: {files} of it belong to no process that could be seen."
+        );
     }
     let reason = judge.doubts.first().map_or("not everything could be seen", String::as_str);
     let memory = used(judge).map_or_else(String::new, |used| {
@@ -72,11 +74,14 @@ fn stuck(judge: &Judge<'_>) -> String {
     let stuck: Vec<&Finding> = judge.findings.iter().filter(|finding| !finding.killable).collect();
     let Some(first) = stuck.first() else {
         let files = count(judge.leaving(), "handle", "handles");
-        return format!("{subject} is still being released by the driver ({files}): SIGKILL will not help, nobody is left to kill.");
+        return format!(
+            "{subject} is still being released by the driver ({files}): SIGKILL will not help, nobody is left to kill."
+        );
     };
     let where_ = first.waits.as_deref().map(str::to_owned).unwrap_or_else(|| first.killable_because.clone());
     let pinned = memory(first);
-    let mut text = format!("{subject} is held by {}{pinned}, which SIGKILL does not end. {where_}", who(first));
+    let mut text =
+        format!("{subject} is held by {}{pinned}, which SIGKILL does not end. {where_}", who(first));
     if stuck.len() > 1 {
         text.push_str(&format!(" So are {} more.", stuck.len() - 1));
     }
@@ -100,7 +105,10 @@ fn held(judge: &Judge<'_>) -> String {
         judge.findings.iter().filter(|finding| !is_infrastructure(&finding.role)).collect();
     if serious.is_empty() {
         let names: Vec<String> = judge.findings.iter().map(who).collect();
-        return format!("{subject} is held only by infrastructure and monitors, which hold it on purpose: {}.", few(&names));
+        return format!(
+            "{subject} is held only by infrastructure and monitors, which hold it on purpose: {}.",
+            few(&names)
+        );
     }
     if let Some(text) = idle_contexts(judge, &subject, &serious) {
         return text;
@@ -135,19 +143,35 @@ fn one_holder(subject: &str, one: &Finding) -> String {
             "{subject} is held by a handle in flight{memory}: it was sent to {who} and not received. That process lives and can be killed."
         ),
         () if one.fds + one.maps + one.in_flight == 0 && one.io_uring > 0 => {
-            format!("{subject} is held by {who}{memory} through an io_uring only. It lives and can be killed.")
+            format!(
+                "{subject} is held by {who}{memory} through an io_uring only. It lives and can be killed."
+            )
         }
         () if said(one, "thread-of-defunct") => {
-            format!("{subject} is held by {who}{memory}: its leader is a zombie, but that thread lives. It can be killed.")
+            format!(
+                "{subject} is held by {who}{memory}: its leader is a zombie, but that thread lives. It can be killed."
+            )
         }
-        () if said(one, "stopped") => format!("{subject} is held by {who}{memory}, which is stopped. It can be killed, or continued."),
-        () if said(one, "frozen") => format!("{subject} is held by {who}{memory}, which is frozen. It can be killed all the same."),
-        () if said(one, "dumping-core") => format!("{subject} is held by {who}{memory}, which is writing a core dump. It ends with that, or is killed."),
-        () if said(one, "exiting") => format!("{subject} is held by {who}{memory}, which is on its way out: ask again in a second."),
+        () if said(one, "stopped") => {
+            format!("{subject} is held by {who}{memory}, which is stopped. It can be killed, or continued.")
+        }
+        () if said(one, "frozen") => {
+            format!("{subject} is held by {who}{memory}, which is frozen. It can be killed all the same.")
+        }
+        () if said(one, "dumping-core") => format!(
+            "{subject} is held by {who}{memory}, which is writing a core dump. It ends with that, or is killed."
+        ),
+        () if said(one, "exiting") => {
+            format!("{subject} is held by {who}{memory}, which is on its way out: ask again in a second.")
+        }
         () if said(one, "inherited") => {
-            format!("{subject} is held by {who}{memory}, which did not open it: it inherited the handles. It lives and can be killed.")
+            format!(
+                "{subject} is held by {who}{memory}, which did not open it: it inherited the handles. It lives and can be killed."
+            )
         }
-        () if one.role == "mps-server" => format!("{subject} is held by {who}{memory}, the MPS server, on behalf of its clients. It can be killed, and they with it."),
+        () if one.role == "mps-server" => format!(
+            "{subject} is held by {who}{memory}, the MPS server, on behalf of its clients. It can be killed, and they with it."
+        ),
         () => format!("{subject} is held by {who}{memory}, which lives and can be killed."),
     }
 }
@@ -158,5 +182,9 @@ fn many_holders(judge: &Judge<'_>, subject: &str, many: &[&Finding]) -> String {
     let memory = used(judge).map_or_else(String::new, |used| format!(", {used} MiB"));
     let heirs = many.iter().all(|finding| said(finding, "inherited"));
     let how = if heirs { "that inherited its handles, live and can be killed" } else { "that can be killed" };
-    format!("{subject} is held by {} {how}{memory}: {}.", count(pids.len(), "process", "processes"), few(&names))
+    format!(
+        "{subject} is held by {} {how}{memory}: {}.",
+        count(pids.len(), "process", "processes"),
+        few(&names)
+    )
 }

@@ -106,7 +106,11 @@ fn claim_report(input: &Input, claim: &Claim, holders: &[&Holder]) -> ClaimRepor
         "; nobody that could be seen keeps it now".to_owned()
     } else {
         let names: Vec<String> = kept.by.iter().map(|pid| format!("PID {pid}")).collect();
-        let how = if kept.recorded { "recorded when it was opened" } else { "inferred: nobody else is left who could" };
+        let how = if kept.recorded {
+            "recorded when it was opened"
+        } else {
+            "inferred: nobody else is left who could"
+        };
         format!("; kept now by {} ({how})", few(&names))
     };
     let (resolved, text) = match &claim.resolved {
@@ -118,17 +122,25 @@ fn claim_report(input: &Input, claim: &Claim, holders: &[&Holder]) -> ClaimRepor
             ("thread", format!("{much}: NVML names {pid}, which is a thread of PID {process}."))
         }
         Resolved::Dead => ("dead", format!("{much}: created by PID {pid}, which is dead{with}.")),
-        Resolved::Zombie { .. } => {
-            ("zombie", format!("{much}: created by PID {pid}, which is a zombie and holds nothing itself{with}."))
-        }
+        Resolved::Zombie { .. } => (
+            "zombie",
+            format!("{much}: created by PID {pid}, which is a zombie and holds nothing itself{with}."),
+        ),
         Resolved::Exiting { .. } => {
             ("exiting", format!("{much}: created by PID {pid}, which is on its way through exit."))
         }
         Resolved::Process { comm, .. } => {
             let name = comm.to_text();
-            ("other", format!("{much}: NVML names PID {pid}; the process that has this PID now ({name}) holds no handle of this GPU{with}."))
+            (
+                "other",
+                format!(
+                    "{much}: NVML names PID {pid}; the process that has this PID now ({name}) holds no handle of this GPU{with}."
+                ),
+            )
         }
-        Resolved::Unchecked => ("unchecked", format!("{much}: NVML names PID {pid}, which could not be looked up.")),
+        Resolved::Unchecked => {
+            ("unchecked", format!("{much}: NVML names PID {pid}, which could not be looked up."))
+        }
     };
     ClaimReport { pid, mib: claim.mib, resolved: resolved.to_owned(), kept_by: kept.by, text }
 }
@@ -142,7 +154,8 @@ pub(super) fn story(input: &Input, gpu: u32, holders: &[&Holder]) -> MemoryStory
     let baseline = input.baselines.get(&gpu).copied();
     if let Some(used) = report.memory_used_mib {
         let of = report.memory_total_mib.map_or_else(String::new, |total| format!(" of {total}"));
-        let to = if claims.is_empty() { "no process".to_owned() } else { format!("processes: {attributed} MiB") };
+        let to =
+            if claims.is_empty() { "no process".to_owned() } else { format!("processes: {attributed} MiB") };
         story.push(format!("{used}{of} MiB are used; NVML puts down to {to}."));
     }
     story.extend(claims.iter().map(|claim| claim.text.clone()));
@@ -173,22 +186,40 @@ pub(super) fn innocents(input: &Input, gpu: u32, holders: &[&Holder], complete: 
     let mut innocents = Vec::new();
     for claim in input.claims.iter().filter(|claim| claim.gpu == gpu) {
         let pid = claim.pid;
-        let recorded = input.report.files.iter().filter_map(|file| file.opener.as_ref()).find(|opener| opener.pid == pid);
+        let recorded = input
+            .report
+            .files
+            .iter()
+            .filter_map(|file| file.opener.as_ref())
+            .find(|opener| opener.pid == pid);
         let (what, text) = match &claim.resolved {
-            Resolved::Dead => ("dead", format!("PID {pid} is dead: NVML names who created the memory, not who keeps it.")),
+            Resolved::Dead => {
+                ("dead", format!("PID {pid} is dead: NVML names who created the memory, not who keeps it."))
+            }
             Resolved::Zombie { ppid, .. } => (
                 "zombie",
                 format!("PID {pid} is a zombie: it holds nothing. It waits only for PID {ppid} to reap it."),
             ),
             Resolved::Process { comm, start_ns, .. } if complete && !is_holder(holders, pid, *start_ns) => {
                 let later = recorded.is_some_and(|opener| {
-                    !crate::model::ProcessId { tgid: pid, start_ns: opener.start_ns }.started_in_tick_of(*start_ns)
+                    !crate::model::ProcessId { tgid: pid, start_ns: opener.start_ns }
+                        .started_in_tick_of(*start_ns)
                 });
                 let name = comm.to_text();
                 if later {
-                    ("reused-pid", format!("PID {pid} ({name}) is a later process that got the PID of the one that NVML means: it holds nothing."))
+                    (
+                        "reused-pid",
+                        format!(
+                            "PID {pid} ({name}) is a later process that got the PID of the one that NVML means: it holds nothing."
+                        ),
+                    )
                 } else {
-                    ("not-a-holder", format!("PID {pid} ({name}) holds no handle of this GPU, whatever NVML says: the PID may have been reused."))
+                    (
+                        "not-a-holder",
+                        format!(
+                            "PID {pid} ({name}) holds no handle of this GPU, whatever NVML says: the PID may have been reused."
+                        ),
+                    )
                 }
             }
             _ => continue,

@@ -51,12 +51,8 @@ impl Place {
             Self::FrozenFileSystem => {
                 "waits in the file system, not in the GPU driver: the file system is frozen"
             }
-            Self::Fuse => {
-                "waits in the file system, not in the GPU driver: a FUSE server owes it an answer"
-            }
-            Self::Nfs => {
-                "waits in the file system, not in the GPU driver: a file server owes it an answer"
-            }
+            Self::Fuse => "waits in the file system, not in the GPU driver: a FUSE server owes it an answer",
+            Self::Nfs => "waits in the file system, not in the GPU driver: a file server owes it an answer",
             Self::FileSystem => "waits in the file system or the disk below it, not in the GPU driver",
             Self::CoreDump => "waits for a core dump, not in the GPU driver",
             Self::Freezer => "is frozen by the cgroup freezer",
@@ -149,11 +145,14 @@ pub fn place(wchan: Option<&str>, stack: &[String]) -> Place {
     let semaphore = |frame: &&str| {
         matches!(function(frame), "percpu_rwsem_wait" | "__percpu_down_read" | "percpu_down_read")
     };
-    if frames.iter().take(3).any(|frame| semaphore(&frame)) {
+    if frames.iter().take(3).any(semaphore) {
         // The kernel has few such semaphores; in a call that writes a file it is the one that freezing holds.
         let writes = |frame: &&&str| {
             let name = function(frame);
-            name.contains("write") || name.contains("open") || name.contains("create") || name.contains("fault")
+            name.contains("write")
+                || name.contains("open")
+                || name.contains("create")
+                || name.contains("fault")
         };
         if stack.is_empty() || frames.iter().any(|frame| writes(&frame)) {
             return Place::FrozenFileSystem;
@@ -191,9 +190,15 @@ mod tests {
     #[test]
     fn the_innermost_frame_that_belongs_somewhere_decides() {
         let cases: &[(&[&str], Place)] = &[
-            (&["down_write", "os_acquire_rwlock_write [nvidia]", "nvidia_close [nvidia]", "__fput"], Place::GpuDriver),
+            (
+                &["down_write", "os_acquire_rwlock_write [nvidia]", "nvidia_close [nvidia]", "__fput"],
+                Place::GpuDriver,
+            ),
             (&["down", "rwsem_down_write_slowpath", "uvm_va_space_destroy [nvidia_uvm]"], Place::GpuDriver),
-            (&["percpu_rwsem_wait", "__percpu_down_read", "vfs_write", "ksys_write"], Place::FrozenFileSystem),
+            (
+                &["percpu_rwsem_wait", "__percpu_down_read", "vfs_write", "ksys_write"],
+                Place::FrozenFileSystem,
+            ),
             (&["percpu_rwsem_wait", "__percpu_down_read", "cgroup_attach_task"], Place::Kernel),
             (&["request_wait_answer", "__fuse_simple_request", "fuse_flush", "filp_flush"], Place::Fuse),
             (&["__fuse_request_send [fuse]", "filp_close"], Place::Fuse),

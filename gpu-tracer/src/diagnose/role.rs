@@ -131,12 +131,28 @@ mod tests {
     #[test]
     fn what_was_measured_on_an_h200_gets_the_right_role() {
         let cases: &[(&str, &[(&str, u64, u64)], &str)] = &[
-            ("python3.12", &[("nvidia0", 4, 2), ("nvidia1", 20, 3), ("nvidiactl", 1, 28), ("nvidia-uvm", 2, 1)], "compute"),
-            ("a.out", &[("nvidia0", 4, 2), ("nvidia1", 4, 2), ("nvidiactl", 1, 2), ("nvidia-uvm", 2, 0)], "initialised"),
-            ("watcher", &[("nvidia0", 1, 0), ("nvidia1", 3, 0), ("nvidiactl", 1, 0), ("nvidia-uvm", 2, 0)], "monitor"),
+            (
+                "python3.12",
+                &[("nvidia0", 4, 2), ("nvidia1", 20, 3), ("nvidiactl", 1, 28), ("nvidia-uvm", 2, 1)],
+                "compute",
+            ),
+            (
+                "a.out",
+                &[("nvidia0", 4, 2), ("nvidia1", 4, 2), ("nvidiactl", 1, 2), ("nvidia-uvm", 2, 0)],
+                "initialised",
+            ),
+            (
+                "watcher",
+                &[("nvidia0", 1, 0), ("nvidia1", 3, 0), ("nvidiactl", 1, 0), ("nvidia-uvm", 2, 0)],
+                "monitor",
+            ),
             ("nvidia-persistenced", &[("nvidia0", 4, 0), ("nvidiactl", 1, 0)], "infrastructure"),
             ("nvidia-cuda-mps-control", &[("nvidia0", 4, 2), ("nvidiactl", 1, 2)], "mps-control"),
-            ("nvidia-cuda-mps-server", &[("nvidia0", 20, 3), ("nvidiactl", 1, 22), ("nvidia-uvm", 1, 2)], "mps-server"),
+            (
+                "nvidia-cuda-mps-server",
+                &[("nvidia0", 20, 3), ("nvidiactl", 1, 22), ("nvidia-uvm", 1, 2)],
+                "mps-server",
+            ),
             ("importer", &[("nvidiactl", 1, 0)], "compute"),
             ("left-over", &[("nvidia0", 20, 0), ("nvidiactl", 1, 0)], "compute"),
             ("zero", &[("nvidia0", 1, 1)], "unknown"),

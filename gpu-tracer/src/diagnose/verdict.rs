@@ -10,7 +10,9 @@ use super::memory;
 use super::place::in_gpu_driver;
 use super::role::is_infrastructure;
 use crate::gpu::NvmlStatus;
-use crate::model::diagnosis::{Diagnosis, Fact, Finding, GpuVerdict, Innocent, MemoryStory, NvmlReport, Verdict};
+use crate::model::diagnosis::{
+    Diagnosis, Fact, Finding, GpuVerdict, Innocent, MemoryStory, NvmlReport, Verdict,
+};
 use crate::model::report::{FileReport, Holder, SCHEMA};
 
 /// Judges every GPU asked about.
@@ -29,7 +31,8 @@ pub fn diagnose(input: &Input) -> Diagnosis {
         .chain(report.files.iter().filter_map(|file| file.gpu))
         .filter(asked)
         .collect();
-    let mut verdicts: Vec<GpuVerdict> = gpus.iter().map(|gpu| Judge::new(input, Some(*gpu)).verdict()).collect();
+    let mut verdicts: Vec<GpuVerdict> =
+        gpus.iter().map(|gpu| Judge::new(input, Some(*gpu)).verdict()).collect();
     if verdicts.is_empty() {
         verdicts.push(Judge::new(input, None).verdict());
     }
@@ -62,24 +65,41 @@ fn asked_about(input: &Input, pid: u32, who: &Resolved) -> Innocent {
     let (what, text) = match (holder, who) {
         (Some(holder), _) => {
             let devices: Vec<&str> = holder.devices.iter().map(|held| held.device.as_str()).collect();
-            ("holder", format!("PID {pid} ({}) is a holder: of {}.", holder.comm.to_text(), super::words::few_of(&devices)))
+            (
+                "holder",
+                format!(
+                    "PID {pid} ({}) is a holder: of {}.",
+                    holder.comm.to_text(),
+                    super::words::few_of(&devices)
+                ),
+            )
         }
         (None, Resolved::Zombie { comm, ppid }) => (
             "zombie",
-            format!("PID {pid} ({}) is a zombie: it holds nothing and no signal does anything to it. PID {ppid} has to reap it.", comm.to_text()),
+            format!(
+                "PID {pid} ({}) is a zombie: it holds nothing and no signal does anything to it. PID {ppid} has to reap it.",
+                comm.to_text()
+            ),
         ),
         (None, Resolved::Dead) => ("dead", format!("PID {pid} does not exist: it holds nothing.")),
         (None, Resolved::Exiting { comm }) => (
             "exiting",
-            format!("PID {pid} ({}) is half-way through exit: what it still holds cannot be seen.", comm.to_text()),
+            format!(
+                "PID {pid} ({}) is half-way through exit: what it still holds cannot be seen.",
+                comm.to_text()
+            ),
         ),
-        (None, Resolved::ThreadOf { pid: process, comm }) if complete => {
-            ("not-a-holder", format!("{pid} is a thread of PID {process} ({}), which holds no GPU device.", comm.to_text()))
-        }
+        (None, Resolved::ThreadOf { pid: process, comm }) if complete => (
+            "not-a-holder",
+            format!("{pid} is a thread of PID {process} ({}), which holds no GPU device.", comm.to_text()),
+        ),
         (None, Resolved::Process { comm, .. }) if complete => {
             ("not-a-holder", format!("PID {pid} ({}) holds no GPU device.", comm.to_text()))
         }
-        (None, _) => ("unknown", format!("PID {pid} was not seen to hold a GPU device, but not everything could be seen.")),
+        (None, _) => (
+            "unknown",
+            format!("PID {pid} was not seen to hold a GPU device, but not everything could be seen."),
+        ),
     };
     Innocent { pid, what: what.to_owned(), text }
 }
@@ -100,13 +120,20 @@ impl<'a> Judge<'a> {
     fn new(input: &'a Input, gpu: Option<u32>) -> Self {
         let holders: Vec<&Holder> =
             input.report.holders.iter().filter(|holder| concerns(input, gpu, holder)).collect();
-        let held: HashSet<u64> =
-            input.report.holders.iter().flat_map(|holder| &holder.devices).flat_map(|held| held.files.iter().copied()).collect();
+        let held: HashSet<u64> = input
+            .report
+            .holders
+            .iter()
+            .flat_map(|holder| &holder.devices)
+            .flat_map(|held| held.files.iter().copied())
+            .collect();
         let orphans = input
             .report
             .files
             .iter()
-            .filter(|file| !held.contains(&file.id) && (file.gpu == gpu || file.gpu.is_none() && may_keep(input, gpu)))
+            .filter(|file| {
+                !held.contains(&file.id) && (file.gpu == gpu || file.gpu.is_none() && may_keep(input, gpu))
+            })
             .collect();
         let mut findings: Vec<Finding> = holders.iter().map(|holder| finding(input, gpu, holder)).collect();
         let suspects = input.half_gone.iter().filter_map(|task| Some((task, suspected(input, gpu, task)?)));
@@ -132,7 +159,10 @@ impl<'a> Judge<'a> {
                 if alone && finding.memory_mib.is_none() {
                     finding.memory_mib = claim.mib;
                 }
-                let text = format!("NVML puts {much} down to PID {}, which does not hold them: they stay with the open files.", claim.pid);
+                let text = format!(
+                    "NVML puts {much} down to PID {}, which does not hold them: they stay with the open files.",
+                    claim.pid
+                );
                 finding.evidence.push(if kept.recorded { fact(text) } else { inferred(text) });
                 if matches!(claim.resolved, Resolved::Dead) && finding.role == "monitor" {
                     "compute".clone_into(&mut finding.role);
@@ -165,9 +195,14 @@ impl<'a> Judge<'a> {
         }
         let unexplained: u64 = self.files().map(|file| file.unexplained).sum();
         if unexplained > 0 {
-            doubts.push(format!("{unexplained} references to its open files belong to nobody that could be named"));
+            doubts.push(format!(
+                "{unexplained} references to its open files belong to nobody that could be named"
+            ));
         }
-        if doubts.is_empty() && !self.input.report.coverage.complete && self.input.report.coverage.missing.is_empty() {
+        if doubts.is_empty()
+            && !self.input.report.coverage.complete
+            && self.input.report.coverage.missing.is_empty()
+        {
             doubts.push("not everything could be seen, and no reason was recorded".to_owned());
         }
         doubts
@@ -187,7 +222,9 @@ impl<'a> Judge<'a> {
         let noteworthy = self.gpu.and_then(|gpu| memory::is_noteworthy(self.input, gpu));
         let hung = matches!(self.input.nvml, NvmlStatus::Hung { .. });
         match () {
-            () if self.findings.iter().any(|finding| !finding.killable) || self.leaving() > 0 => Verdict::Stuck,
+            () if self.findings.iter().any(|finding| !finding.killable) || self.leaving() > 0 => {
+                Verdict::Stuck
+            }
             () if !self.findings.is_empty() => Verdict::Held,
             () if !self.orphans.is_empty() || !self.doubts.is_empty() => Verdict::Unknown,
             () if noteworthy == Some(true) => Verdict::NoHandle,
@@ -235,15 +272,23 @@ impl<'a> Judge<'a> {
         if self.leaving() > 0 {
             steps.push(crate::model::diagnosis::Advice {
                 text: "Wait: the driver is releasing it. There is nobody to kill.".to_owned(),
-                command: Some(format!("gpu-tracer wait {}", self.gpu.map_or("all".to_owned(), |gpu| gpu.to_string()))),
+                command: Some(format!(
+                    "gpu-tracer wait {}",
+                    self.gpu.map_or("all".to_owned(), |gpu| gpu.to_string())
+                )),
             });
         }
         steps.extend(advice::killing(self.gpu, &self.findings));
         steps.extend(self.findings.iter().filter_map(|finding| advice::thawing(self.input, finding)).take(3));
         match verdict {
-            Verdict::NoHandle => steps.extend(advice::reset(self.input, self.gpu, "Nothing can be killed to free it: reset the GPU")),
+            Verdict::NoHandle => steps.extend(advice::reset(
+                self.input,
+                self.gpu,
+                "Nothing can be killed to free it: reset the GPU",
+            )),
             Verdict::Unknown => steps.push(crate::model::diagnosis::Advice {
-                text: "Ask again as root on the host; what works here, and what is missing, is told by".to_owned(),
+                text: "Ask again as root on the host; what works here, and what is missing, is told by"
+                    .to_owned(),
                 command: Some("gpu-tracer doctor".to_owned()),
             }),
             _ => {}
@@ -260,7 +305,12 @@ fn harmless(finding: &Finding) -> Option<Innocent> {
     let who = super::words::who(finding);
     let (what, text) = match finding.role.as_str() {
         "monitor" if small => ("monitor", format!("{who} only looks: it holds the device and no memory.")),
-        "initialised" if small => ("initialised", format!("{who} has initialised the driver (cuInit) and does not use the GPU: a few MiB are its context.")),
+        "initialised" if small => (
+            "initialised",
+            format!(
+                "{who} has initialised the driver (cuInit) and does not use the GPU: a few MiB are its context."
+            ),
+        ),
         _ => return None,
     };
     Some(Innocent { pid: finding.pid, what: what.to_owned(), text })
@@ -279,7 +329,9 @@ fn may_keep(input: &Input, gpu: Option<u32>) -> bool {
 /// Does a holder hold this GPU's own device, or shared ones through which it may keep its memory?
 fn concerns(input: &Input, gpu: Option<u32>, holder: &Holder) -> bool {
     let Some(gpu) = gpu else { return true };
-    if holder.devices.iter().any(|held| held.gpu == Some(gpu)) || holder.memory.iter().any(|memory| memory.gpu == gpu) {
+    if holder.devices.iter().any(|held| held.gpu == Some(gpu))
+        || holder.memory.iter().any(|memory| memory.gpu == gpu)
+    {
         return true;
     }
     if holder.devices.iter().any(|held| held.gpu.is_some()) {
@@ -295,13 +347,21 @@ fn suspected(input: &Input, gpu: Option<u32>, task: &HalfGone) -> Option<Fact> {
     if input.waits.get(&task.tid).is_some_and(|wait| wait.gone) {
         return None;
     }
-    let claim = input.claims.iter().find(|claim| claim.gpu == index && (claim.pid == task.pid || claim.pid == task.tid));
+    let claim = input
+        .claims
+        .iter()
+        .find(|claim| claim.gpu == index && (claim.pid == task.pid || claim.pid == task.tid));
     if let Some(claim) = claim {
         let much = claim.mib.map_or_else(|| "memory".to_owned(), |mib| format!("{mib} MiB"));
-        return Some(fact(format!("NVML puts {much} of this GPU down to PID {}, and it has not ended.", claim.pid)));
+        return Some(fact(format!(
+            "NVML puts {much} of this GPU down to PID {}, and it has not ended.",
+            claim.pid
+        )));
     }
     let opened = input.report.files.iter().any(|file| {
-        file.gpu == gpu && is_leaving(file) && file.opener.as_ref().is_some_and(|opener| opener.pid == task.pid)
+        file.gpu == gpu
+            && is_leaving(file)
+            && file.opener.as_ref().is_some_and(|opener| opener.pid == task.pid)
     });
     if opened {
         return Some(fact(format!("PID {} opened a handle of this GPU that is not released.", task.pid)));
@@ -311,13 +371,23 @@ fn suspected(input: &Input, gpu: Option<u32>, task: &HalfGone) -> Option<Fact> {
     }
     let unexplained = |gpu: u32| {
         memory::is_noteworthy(input, gpu) == Some(true)
-            && !input.report.holders.iter().any(|holder| holder.devices.iter().any(|held| held.gpu == Some(gpu)))
-            && !input.claims.iter().any(|claim| claim.gpu == gpu && matches!(claim.resolved, Resolved::Process { .. }))
+            && !input
+                .report
+                .holders
+                .iter()
+                .any(|holder| holder.devices.iter().any(|held| held.gpu == Some(gpu)))
+            && !input
+                .claims
+                .iter()
+                .any(|claim| claim.gpu == gpu && matches!(claim.resolved, Resolved::Process { .. }))
     };
-    let candidates: Vec<u32> = input.report.gpus.iter().map(|gpu| gpu.index).filter(|gpu| unexplained(*gpu)).collect();
+    let candidates: Vec<u32> =
+        input.report.gpus.iter().map(|gpu| gpu.index).filter(|gpu| unexplained(*gpu)).collect();
     let only = input.report.gpus.len() == 1;
     if candidates == [index] {
-        return Some(inferred(format!("It is inside the GPU driver, and GPU {index} is the only one with memory that nobody else explains.")));
+        return Some(inferred(format!(
+            "It is inside the GPU driver, and GPU {index} is the only one with memory that nobody else explains."
+        )));
     }
     (only && candidates.is_empty() && memory::is_noteworthy(input, index).is_none())
         .then(|| inferred("It is inside the GPU driver, and there is no other GPU."))

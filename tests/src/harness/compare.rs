@@ -86,11 +86,14 @@ fn compare_holder(holds: &Holds, named: &[&Holder], found: &mut Vec<String>) {
 }
 
 /// The reasons given; where the truth is simply `live`, a tool that can prove that the launcher is gone may say so. That
-/// a handle is inherited is true of every child of a holder, and told where the truth does not ask for it.
+/// a handle is inherited is true of every child of a holder, and told where the truth does not ask for it; so is what only
+/// a daemon can know, that it was passed on.
 fn said(is: &[String], should: &[String]) -> String {
     let mut is = set(is);
-    if !should.iter().any(|word| word == "inherited") {
-        is.remove("inherited");
+    for known_to_a_daemon in ["inherited", "passed"] {
+        if !should.iter().any(|word| word == known_to_a_daemon) {
+            is.remove(known_to_a_daemon);
+        }
     }
     if should.iter().any(|word| word == "live") && is.remove("live-orphan") {
         is.insert("live");

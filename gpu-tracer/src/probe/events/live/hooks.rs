@@ -5,7 +5,7 @@ use std::{collections::HashMap, path::Path, time::Instant};
 use super::{
     FULL, PATIENCE, Shell, attach, devices, exits, is_exit_of, is_root, iterators,
     parts::{Part, Playing, STORM},
-    touches_by, until,
+    touches_by, until, walks_tables,
 };
 use crate::{
     kernel::Answer,
@@ -26,7 +26,7 @@ fn every_hook_of_this_kernel_is_attached() {
     for report in source.hooks() {
         let modules = report.hook.starts_with("module:");
         assert!(report.works == Answer::Yes || modules, "{report:?}");
-        if modules && report.works == Answer::No {
+        if report.works == Answer::No {
             assert_eq!(report.detail.as_deref(), Some("this kernel has no such tracepoint"));
         }
     }
@@ -99,12 +99,12 @@ fn the_life_of_a_toucher_and_its_children_is_told() {
     else {
         unreachable!()
     };
-    assert_eq!((task, &comm.0[..]), (forked, &b"sleep"[..]));
-    let renamed = one(&|kind| matches!(kind, EventKind::Renamed { task, .. } if *task == forked));
-    assert!(
-        matches!(&renamed, EventKind::Renamed { old, new, .. } if old.0 == b"sh" && new.0 == b"sleep"),
-        "{renamed:?}"
-    );
+    assert_eq!(task, forked);
+    let takes_the_name_of_the_program = |event: &Event| {
+        matches!(&event.kind, EventKind::Renamed { task, old, new }
+            if *task == forked && old.0 == b"sh" && *new == comm)
+    };
+    assert!(events.iter().any(takes_the_name_of_the_program), "{events:#?}");
     let EventKind::Signalled { sender, target, signal, code } =
         one(&|kind| matches!(kind, EventKind::Signalled { target, .. } if *target == forked))
     else {
@@ -119,8 +119,9 @@ fn the_life_of_a_toucher_and_its_children_is_told() {
         assert!(group_dead);
         (exit.signal(), exit.status(), held.len())
     };
-    assert_eq!(exit(child), (Some(15), None, 1));
-    assert_eq!(exit(pid), (None, Some(3), 1));
+    let held = usize::from(walks_tables(&source));
+    assert_eq!(exit(child), (Some(15), None, held));
+    assert_eq!(exit(pid), (None, Some(3), held));
     let ours = |process: &ProcessId| process.tgid == pid || process.tgid == child;
     assert!(!source.tracked().iter().any(ours), "{:?}", source.tracked());
 }
@@ -131,6 +132,9 @@ fn what_an_exiting_task_has_open_is_written_down() {
         return;
     }
     let mut source = attach(&Options::default());
+    if !walks_tables(&source) {
+        return;
+    }
     let mut shell = Shell::new();
     // The other one is not asked for.
     shell.run("exec 9</dev/full; exec 5</dev/full; exec 7</dev/zero");
@@ -149,6 +153,9 @@ fn a_long_table_is_written_down_whole_and_names_the_files_that_a_snapshot_names(
         return;
     }
     let mut source = attach(&Options::default());
+    if !walks_tables(&source) {
+        return;
+    }
     let mut holder = Playing::start(Part::Descriptors, Path::new(""));
     let snapshot = iterators().snapshot(&devices(), PATIENCE).expect("snapshot");
     let pid = holder.pid();
@@ -160,7 +167,7 @@ fn a_long_table_is_written_down_whole_and_names_the_files_that_a_snapshot_names(
     for (_, held) in of_table.clone() {
         let mut descriptors: Vec<u32> = held.iter().map(|held| held.fd).collect();
         descriptors.sort_unstable();
-        assert_eq!(descriptors[1..], (1000..1300).collect::<Vec<_>>());
+        assert_eq!(descriptors[1..], (500..800).collect::<Vec<_>>());
         let file = snapshot.files.iter().find(|file| file.key == held[0].file).expect("in the snapshot");
         assert_eq!((file.device, file.identity), (FULL, held[0].identity));
         assert!(held.iter().all(|held| held.file == file.key), "one file: {held:?}");
@@ -174,6 +181,9 @@ fn every_fd_table_of_a_killed_process_is_written_down_whoever_of_its_threads_has
         return;
     }
     let mut source = attach(&Options::default());
+    if !walks_tables(&source) {
+        return;
+    }
     for _ in 0..10 {
         let mut holder = Playing::start(Part::Tables, Path::new(""));
         let pid = holder.pid();

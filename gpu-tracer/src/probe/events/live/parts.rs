@@ -25,7 +25,7 @@ pub(super) const STORM: u64 = 20_000;
 /// The part.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part {
-    /// One file under descriptors 1000 to 1299 and one more.
+    /// One file under descriptors 500 to 799 and one more.
     Descriptors,
     /// One file in the table that its threads share; a thread with a table of its own and a second file in it.
     Tables,
@@ -91,7 +91,7 @@ fn plays_its_part() {
     match part {
         Part::Descriptors => {
             let file = open();
-            for descriptor in 1000..1300 {
+            for descriptor in 500..800 {
                 // SAFETY: nothing here uses these numbers.
                 assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), descriptor) }, descriptor);
             }
