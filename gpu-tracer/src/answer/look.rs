@@ -28,6 +28,8 @@ pub(crate) struct Looked {
     pub(crate) missing: Vec<Missing>,
     /// Snapshots taken.
     pub(crate) looks: u32,
+    /// Tasks half-way through exit, in both looks; each is in `missing` too.
+    pub(crate) half_gone: Vec<Task>,
     /// Openers whose end was seen: a process with the PID of one of them is another, however soon it came.
     pub(crate) ended: HashSet<ProcessId>,
 }
@@ -95,6 +97,7 @@ impl Looker {
                     plan: "proc",
                     missing: snapshot.missing,
                     looks: 1,
+                    half_gone: Vec::new(),
                     ended: HashSet::new(),
                 })
             }
@@ -111,13 +114,13 @@ impl Looked {
         looks: u32,
         ended: HashSet<ProcessId>,
     ) -> Self {
-        Self { view, plan, missing, looks, ended }
+        Self { view, plan, missing, looks, half_gone: Vec::new(), ended }
     }
 
     fn by_iterators(view: View, mut missing: Vec<Missing>, half_gone: &[Task], looks: u32) -> Self {
         missing.extend(pid_namespace());
         missing.extend(half_gone.iter().map(half_gone_task));
-        Self { view, plan: "snapshot", missing, looks, ended: HashSet::new() }
+        Self { view, plan: "snapshot", missing, looks, half_gone: half_gone.to_vec(), ended: HashSet::new() }
     }
 }
 

@@ -121,7 +121,7 @@ impl Ledger {
         }
         let opened = OpenRecord { at_ns, exact, task, comm: comm.clone(), parent, description };
         let kind = ChangeKind::Opened { opener: identity(&opened), exact };
-        file.opened = Some(opened);
+        file.opened = Some(Box::new(opened));
         match file.held_by.binary_search_by_key(&process, |held| held.process) {
             Ok(at) => file.held_by[at].origin = Origin::Opened,
             Err(at) => {

@@ -54,6 +54,9 @@ pub(crate) struct Arguments {
     /// Load the stand-in driver before the shell or the command.
     #[arg(long)]
     driver: bool,
+    /// Test development builds, which are built faster and run slower.
+    #[arg(long)]
+    dev: bool,
     /// Build and run only what tests the stand-in driver by itself.
     #[arg(long)]
     driver_only: bool,
@@ -140,7 +143,7 @@ fn programs(workspace: &Workspace, arguments: &Arguments, work: &Path) -> Result
     let mut programs = if arguments.driver_only {
         build::driver_programs(workspace, work)?
     } else {
-        build::all(workspace, work)?
+        build::all(workspace, work, arguments.dev)?
     };
     for file in &arguments.add {
         let name = file.file_name().with_context(|| format!("{} is not a file", file.display()))?;

@@ -100,9 +100,11 @@ fn the_life_of_a_toucher_and_its_children_is_told() {
         unreachable!()
     };
     assert_eq!(task, forked);
-    let renamed = one(&|kind| matches!(kind, EventKind::Renamed { task, .. } if *task == forked));
-    let EventKind::Renamed { old, new, .. } = &renamed else { unreachable!() };
-    assert_eq!((&old.0[..], new), (&b"sh"[..], &comm), "an exec takes the name of the program");
+    let takes_the_name_of_the_program = |event: &Event| {
+        matches!(&event.kind, EventKind::Renamed { task, old, new }
+            if *task == forked && old.0 == b"sh" && *new == comm)
+    };
+    assert!(events.iter().any(takes_the_name_of_the_program), "{events:#?}");
     let EventKind::Signalled { sender, target, signal, code } =
         one(&|kind| matches!(kind, EventKind::Signalled { target, .. } if *target == forked))
     else {

@@ -84,7 +84,7 @@ fn minors_that_nobody_asked_for_are_left_out() {
 fn the_files_of_one_exit_come_together_however_many_records_they_take() {
     let mut translator = translator();
     let part = |first: u32| (first..first + 100).map(|fd| (u64::from(fd), GPU0, fd)).collect::<Vec<_>>();
-    let more = exit_bits::MORE | exit_bits::WALKED;
+    let more = exit_bits::MORE;
     assert_eq!(translate(&mut translator, &exit(more, &part(0))), None);
     assert_eq!(translate(&mut translator, &exit(more, &part(100))), None);
     // Somebody else's in between.
