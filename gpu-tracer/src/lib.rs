@@ -15,4 +15,5 @@ pub mod ledger;
 pub mod model;
 pub mod probe;
 pub mod process;
+pub mod release;
 pub mod render;

@@ -35,7 +35,9 @@ fn what_is_opened_under_its_eyes_has_an_opener_with_name_and_command_line() {
     // The command line is read on the side.
     answer_when(&daemon, "an opener with a command line", |answer| {
         answer.report.files.iter().any(|file| {
-            file.opener.as_ref().is_some_and(|opener| opener.pid == pid && opener.cmdline.contains("scenario"))
+            file.opener
+                .as_ref()
+                .is_some_and(|opener| opener.pid == pid && opener.cmdline.contains("scenario"))
         })
     });
 }
@@ -51,7 +53,9 @@ fn b7_history_shows_that_the_receiver_got_it_from_the_broker_and_the_broker_keep
     assert!(answer.only(receiver).why.iter().any(|why| why == "passed"), "{}", answer.text);
     assert!(!answer.only(broker).why.iter().any(|why| why == "passed"), "{}", answer.text);
     watch.await_line("that the broker handed it over", |line| {
-        line["what"] == "handed-over" && line["process"]["pid"] == receiver && line["from"][0]["pid"] == broker
+        line["what"] == "handed-over"
+            && line["process"]["pid"] == receiver
+            && line["from"][0]["pid"] == broker
     });
     play.next("");
     daemon.check(&play);
@@ -107,13 +111,18 @@ fn b18_a_half_exited_holder_is_named_with_the_file_it_has_not_released() {
     assert_eq!((held.fds, held.dropping), (0, 1), "{}", answer.text);
     let file = answer.report.files.iter().find(|file| held.files.contains(&file.id)).unwrap();
     assert_eq!((file.state.as_str(), file.unexplained), ("detached", 0), "{}", answer.text);
-    assert!(file.since.is_some() && file.opener.as_ref().is_some_and(|opener| opener.pid == pid), "{}", answer.text);
+    assert!(
+        file.since.is_some() && file.opener.as_ref().is_some_and(|opener| opener.pid == pid),
+        "{}",
+        answer.text
+    );
     assert!(answer.report.coverage.complete, "it is known, so nothing is missing\n{}", answer.text);
     let table = String::from_utf8(daemon.printed("table").out).unwrap();
     assert!(table.contains(&pid.to_string()), "{table}");
 
     play.next("");
-    let free = answer_when(&daemon, "an answer that nobody holds it", |answer| answer.report.files.is_empty());
+    let free =
+        answer_when(&daemon, "an answer that nobody holds it", |answer| answer.report.files.is_empty());
     assert_eq!((free.status, free.of(pid).count()), (0, 0), "{}", free.text);
 }
 
@@ -243,7 +252,8 @@ fn as_user(user: u32, daemon: &Daemon, target: &str) -> Value {
          d=b''\nwhile (c:=s.recv(65536)): d+=c\nsys.stdout.buffer.write(d.split(b'\\r\\n\\r\\n',1)[1])",
         daemon.socket()
     );
-    let output = std::process::Command::new("python3").args(["-c", &script]).uid(user).gid(user).output().unwrap();
+    let output =
+        std::process::Command::new("python3").args(["-c", &script]).uid(user).gid(user).output().unwrap();
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
 }

@@ -64,9 +64,11 @@ pub(super) fn holders(question: &Question) -> Result<Report, AskError> {
     let deadline = Instant::now() + ANSWER;
     let mut query: Vec<String> =
         question.selectors.iter().map(|gpu| format!("gpu={}", percent::encode(gpu))).collect();
-    query.extend(question.devices.iter().map(|device| {
-        format!("device={}", percent::encode(&format!("{}={}", device.number, device.name)))
-    }));
+    query.extend(
+        question.devices.iter().map(|device| {
+            format!("device={}", percent::encode(&format!("{}={}", device.number, device.name)))
+        }),
+    );
     let (status, mut answer) = ask(path, &format!("/v1/holders?{}", query.join("&")), Some(deadline))?;
     let silent = |source| AskError::Silent { path: path.display().to_string(), source };
     let foreign = |problem: String| AskError::Foreign { path: path.display().to_string(), problem };
@@ -114,7 +116,9 @@ fn ask(path: &Path, target: &str, until: Option<Instant>) -> Result<(u16, impl B
     let stream = connect_to(path).map_err(silent)?;
     demand_trust(&stream).map_err(|problem| foreign(&problem))?;
     let head_until = until.unwrap_or_else(|| Instant::now() + ANSWER);
-    (&stream).write_all(format!("GET {target} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).map_err(silent)?;
+    (&stream)
+        .write_all(format!("GET {target} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())
+        .map_err(silent)?;
     let mut reader = BufReader::new(Patient { stream, until: Some(head_until) }.take(LONGEST_HEAD as u64));
     let status = head(&mut reader).map_err(silent)?.ok_or_else(|| foreign("it does not speak HTTP"))?;
     let limit = if until.is_some() { LONGEST_ANSWER } else { u64::MAX };
@@ -234,7 +238,8 @@ mod tests {
     fn what_is_asked_arrives_and_a_refusal_is_told_in_its_own_words() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("refusing");
-        let answer = b"HTTP/1.0 400 Bad Request\r\ncontent-type: application/json\r\n\r\n{\"error\":\"no GPU 9\"}";
+        let answer =
+            b"HTTP/1.0 400 Bad Request\r\ncontent-type: application/json\r\n\r\n{\"error\":\"no GPU 9\"}";
         let daemon = answering(&socket, answer);
         let mut question = question(&socket);
         question.selectors = vec!["9".to_owned()];

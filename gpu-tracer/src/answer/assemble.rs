@@ -20,7 +20,7 @@ use crate::process::{self, FactOptions, MmReadable, ProcFs, ProcessFacts};
 /// The whole report, for all GPUs.
 pub(super) fn report(devices: &Devices, looked: &Looked, nvml: &NvmlAnswer, clock: &Clock) -> Report {
     let files: Vec<FileReport> =
-        looked.view.files.iter().map(|file| file_report(file, devices, clock)).collect();
+        looked.view.files.iter().map(|file| file_report(file, looked, devices, clock)).collect();
     let holders: Vec<Holder> =
         looked.view.holders.iter().map(|view| holder(view, looked, devices, clock)).collect();
     let mut report = Report {
@@ -100,7 +100,7 @@ pub(super) fn add_memory(report: &mut Report, nvml: &NvmlAnswer) {
     }
 }
 
-fn file_report(file: &FileView, devices: &Devices, clock: &Clock) -> FileReport {
+fn file_report(file: &FileView, looked: &Looked, devices: &Devices, clock: &Clock) -> FileReport {
     let device = devices.table.identify(file.device);
     FileReport {
         id: file.id,
@@ -117,7 +117,7 @@ fn file_report(file: &FileView, devices: &Devices, clock: &Clock) -> FileReport 
             start_ns: opened.opener.process.start_ns,
             comm: opened.opener.comm.clone(),
             cmdline: opened.opener.cmdline.clone(),
-            alive: is_alive(opened.opener.process),
+            alive: !looked.ended.contains(&opened.opener.process) && is_alive(opened.opener.process),
         }),
     }
 }
@@ -202,7 +202,8 @@ fn closing(stack: &[String]) -> Option<&'static str> {
         ("uvm_release", "a handle of the NVIDIA driver (nvidia-uvm)"),
         ("nvidia_close", "a handle of the NVIDIA driver"),
     ];
-    let in_close = |frame: &String| ["filp_flush", "filp_close", "__fput"].iter().any(|name| frame.contains(name));
+    let in_close =
+        |frame: &String| ["filp_flush", "filp_close", "__fput"].iter().any(|name| frame.contains(name));
     if !stack.iter().any(in_close) {
         return None;
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::kernel::{Btf, boot_now};
 use crate::ledger::{Ledger, View};
-use crate::model::{DeviceTable, Missing, Snapshot, Task};
+use crate::model::{DeviceTable, Missing, ProcessId, Snapshot, Task};
 use crate::probe::{Iterators, ProbeError, procwalk, waiting};
 use crate::process::namespaces;
 
@@ -28,6 +28,10 @@ pub(crate) struct Looked {
     pub(crate) missing: Vec<Missing>,
     /// Snapshots taken.
     pub(crate) looks: u32,
+    /// Tasks half-way through exit, in both looks; each is in `missing` too.
+    pub(crate) half_gone: Vec<Task>,
+    /// Openers whose end was seen: a process with the PID of one of them is another, however soon it came.
+    pub(crate) ended: HashSet<ProcessId>,
 }
 
 /// A way to look at this host.
@@ -88,7 +92,14 @@ impl Looker {
                 snapshot.missing.insert(0, Missing { what: "iterators", why: why.to_string() });
                 let mut ledger = Ledger::new();
                 ledger.reconcile(&snapshot);
-                Ok(Looked { view: ledger.view(), plan: "proc", missing: snapshot.missing, looks: 1 })
+                Ok(Looked {
+                    view: ledger.view(),
+                    plan: "proc",
+                    missing: snapshot.missing,
+                    looks: 1,
+                    half_gone: Vec::new(),
+                    ended: HashSet::new(),
+                })
             }
         }
     }
@@ -96,14 +107,20 @@ impl Looker {
 
 impl Looked {
     /// What a daemon has seen under this plan.
-    pub(crate) fn by_daemon(view: View, plan: &'static str, missing: Vec<Missing>, looks: u32) -> Self {
-        Self { view, plan, missing, looks }
+    pub(crate) fn by_daemon(
+        view: View,
+        plan: &'static str,
+        missing: Vec<Missing>,
+        looks: u32,
+        ended: HashSet<ProcessId>,
+    ) -> Self {
+        Self { view, plan, missing, looks, half_gone: Vec::new(), ended }
     }
 
     fn by_iterators(view: View, mut missing: Vec<Missing>, half_gone: &[Task], looks: u32) -> Self {
         missing.extend(pid_namespace());
         missing.extend(half_gone.iter().map(half_gone_task));
-        Self { view, plan: "snapshot", missing, looks }
+        Self { view, plan: "snapshot", missing, looks, half_gone: half_gone.to_vec(), ended: HashSet::new() }
     }
 }
 

@@ -10,17 +10,22 @@ mod doctor;
 mod look;
 pub(crate) mod percent;
 mod selected;
+mod wait;
+mod why;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
+pub use self::ask::{AskError, stream};
 pub use self::doctor::doctor;
+use self::look::Looker;
 pub(crate) use self::look::{Looked, half_gone, half_gone_task, pid_namespace};
 pub(crate) use self::selected::narrow;
-pub use self::ask::{AskError, stream};
-use self::look::Looker;
+pub use self::wait::{WaitOptions, Waited, wait};
+pub use self::why::why;
+pub(crate) use self::why::{Ask, Inquiry};
 use crate::gpu::claims::{NvmlAnswer, NvmlStatus};
 use crate::gpu::nvml;
 use crate::gpu::selector;

@@ -54,7 +54,11 @@ fn plans() -> impl clap::builder::TypedValueParser<Value = Plan> {
 
 impl Arguments {
     /// Until it is told to stop; and whether what there is to say could be written.
-    pub(super) fn run(&self, devices: Vec<ExtraDevice>, out: &mut dyn io::Write) -> anyhow::Result<io::Result<()>> {
+    pub(super) fn run(
+        &self,
+        devices: Vec<ExtraDevice>,
+        out: &mut dyn io::Write,
+    ) -> anyhow::Result<io::Result<()>> {
         let flags = Flags {
             socket: self.socket.clone(),
             state_dir: self.state_dir.clone(),

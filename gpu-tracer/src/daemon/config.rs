@@ -66,7 +66,9 @@ pub(super) fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
     let mut text = String::new();
     let read = std::fs::File::open(path).and_then(|file| file.take(MAX).read_to_string(&mut text));
     match read {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => return Ok(Config::default()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => {
+            return Ok(Config::default());
+        }
         Err(source) => return Err(ConfigError::Read { path: path.to_owned(), source }),
         Ok(_) => {}
     }

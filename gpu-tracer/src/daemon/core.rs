@@ -23,8 +23,8 @@ use crate::ledger::Ledger;
 use crate::model::change::Change;
 use crate::model::event::{Event, EventKind};
 use crate::model::report::Cost;
-use crate::model::{FileKey, Missing, ProcessId};
-use crate::probe::events::{RememberedFile, Start};
+use crate::model::{Missing, ProcessId};
+use crate::probe::events::Start;
 use crate::probe::{EventSource, Iterators};
 
 /// Between two looks at the files that are on their way out.
@@ -45,8 +45,8 @@ pub(super) struct Core {
     /// Can files be looked at again by address?
     pub(super) rechecks: bool,
     pub(super) pace: Pace,
-    /// How the files known would be known again, and when they were last heard of, ns of boot time.
-    pub(super) remembered: HashMap<FileKey, (RememberedFile, u64)>,
+    /// Is any file on its way out?
+    pub(super) pending: bool,
     /// Tasks that were half-way through exit when nobody could know what they had.
     pub(super) strangers: HashSet<(u32, u64)>,
     /// No look has been taken since something may have been missed.
@@ -90,7 +90,7 @@ impl Core {
             ledger: if rechecks { Ledger::with_rechecks() } else { Ledger::new() },
             rechecks,
             pace: Pace::new(now),
-            remembered: HashMap::new(),
+            pending: false,
             strangers: HashSet::new(),
             in_doubt: true,
             missing: Vec::new(),
@@ -124,7 +124,12 @@ impl Core {
 
     /// Goes on until it is asked to stop, or nobody is left who could ask (`signals` is `None`, and no reader is).
     /// Errors: the kernel refuses what it had allowed.
-    pub(super) fn run(&mut self, inbox: &Inbox, signals: Option<&Signals>, manager: &Manager) -> anyhow::Result<()> {
+    pub(super) fn run(
+        &mut self,
+        inbox: &Inbox,
+        signals: Option<&Signals>,
+        manager: &Manager,
+    ) -> anyhow::Result<()> {
         let mut alive_due = Instant::now();
         loop {
             let now = Instant::now();
@@ -161,7 +166,7 @@ impl Core {
     fn next_due(&self) -> Instant {
         let now = Instant::now();
         let mut due = self.pace.due().min(self.housekeeping_due);
-        if self.rechecks && !self.ledger.pending().is_empty() {
+        if self.pending {
             due = due.min(self.recheck_due);
         }
         if let Some(within) = self.source.as_ref().and_then(EventSource::next_due) {
@@ -209,6 +214,7 @@ impl Core {
             }
             self.tell(&changes);
             self.describe_newcomers();
+            self.note_pending();
         }
     }
 
@@ -216,15 +222,6 @@ impl Core {
         match &event.kind {
             EventKind::ModuleLoaded { .. } | EventKind::ModuleUnloaded { .. } => self.rediscover()?,
             EventKind::Lost { .. } => self.in_doubt = true,
-            EventKind::Exiting { held, .. } => {
-                for held in held {
-                    let heard = (RememberedFile::from(held), event.at_ns);
-                    let known = self.remembered.entry(held.file).or_insert(heard);
-                    if known.1 < event.at_ns {
-                        *known = heard;
-                    }
-                }
-            }
             _ => {}
         }
         changes.extend(self.ledger.apply(event));
@@ -256,7 +253,14 @@ impl Core {
             return;
         }
         let plan = self.settings.plan_word();
-        let looked = Looked::by_daemon(self.ledger.view(), plan, self.missing.clone(), cost.looks);
+        let view = self.ledger.view();
+        let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
+        let ended = |process: &ProcessId| {
+            let history = self.ledger.history(*process);
+            history.is_some_and(|history| history.exit.is_some() || history.freed_ns.is_some())
+        };
+        let ended = openers.filter(ended).collect();
+        let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
         let seen = Seen { looked: Arc::new(looked), devices: Arc::clone(&self.devices), cost };
         for reply in looks {
             let _ = reply.send(seen.clone());
@@ -276,9 +280,14 @@ impl Core {
         }
     }
 
+    /// After anything that may have brought a file on its way out, or to its end.
+    pub(super) fn note_pending(&mut self) {
+        self.pending = self.rechecks && !self.ledger.pending().is_empty();
+    }
+
     fn recheck_if_due(&mut self) -> anyhow::Result<()> {
         let now = Instant::now();
-        if now >= self.recheck_due {
+        if self.pending && now >= self.recheck_due {
             self.recheck_due = now + RECHECK;
             self.recheck()?;
         }
@@ -304,7 +313,9 @@ impl Core {
         match self.settings.reload() {
             Ok(left) => {
                 for key in left {
-                    super::log::warning(&format!("{key} has changed and takes effect when the daemon is restarted"));
+                    super::log::warning(&format!(
+                        "{key} has changed and takes effect when the daemon is restarted"
+                    ));
                 }
                 if let Err(error) = self.rediscover() {
                     super::log::warning(&format!("{error:#}"));

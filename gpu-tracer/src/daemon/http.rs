@@ -286,7 +286,10 @@ async fn events(
 }
 
 fn gone() -> Failure {
-    Failure(StatusCode::SERVICE_UNAVAILABLE, "the daemon is about to end, or does not get an answer itself".to_owned())
+    Failure(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "the daemon is about to end, or does not get an answer itself".to_owned(),
+    )
 }
 
 impl Server {
@@ -320,8 +323,10 @@ fn put_together(seen: &Seen, query: &Query, viewer: Viewer) -> Result<Report, Fa
     for device in &query.devices {
         let known = seen.devices.table.identify(device.number);
         if known.is_none_or(|known| known.name != device.name) {
-            let problem =
-                format!("this daemon does not watch {}={}; start it with --device", device.number, device.name);
+            let problem = format!(
+                "this daemon does not watch {}={}; start it with --device",
+                device.number, device.name
+            );
             return Err(Failure(StatusCode::CONFLICT, problem));
         }
     }
@@ -381,7 +386,9 @@ mod tests {
         let places = Places::default();
         let taken: Vec<Place> = std::iter::from_fn(|| places.take(1000)).collect();
         assert_eq!(taken.len(), MOST_OF_A_USER);
-        let crowd: Vec<Place> = (2000..2100).flat_map(|uid| (0..16).filter_map(|_| places.take(uid)).collect::<Vec<_>>()).collect();
+        let crowd: Vec<Place> = (2000..2100)
+            .flat_map(|uid| (0..16).filter_map(|_| places.take(uid)).collect::<Vec<_>>())
+            .collect();
         assert_eq!(taken.len() + crowd.len(), MOST_CONNECTIONS);
         assert!(places.take(0).is_some());
         drop(taken);

@@ -75,7 +75,9 @@ pub(super) fn lock(path: &Path) -> anyhow::Result<File> {
              --state-dir and a --pin-dir of its own",
             path.display()
         ),
-        Err(errno) => Err(std::io::Error::from(errno)).with_context(|| format!("cannot lock {}", path.display())),
+        Err(errno) => {
+            Err(std::io::Error::from(errno)).with_context(|| format!("cannot lock {}", path.display()))
+        }
     }
 }
 

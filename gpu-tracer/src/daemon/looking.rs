@@ -17,8 +17,6 @@ use crate::probe::{Iterators, ProbeError, waiting};
 
 /// A pass that has not come back by then is given up.
 const PASS_DEADLINE: Duration = Duration::from_millis(1500);
-/// How long a file that was heard of is remembered although no snapshot has shown it yet.
-const HEARD_OF_NS: u64 = 10_000_000_000;
 /// Long enough for an ordinary close to finish.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// After a look that hung, and doubled for every further one: each leaves a thread behind in the kernel.
@@ -65,7 +63,11 @@ impl Core {
         let now = Instant::now();
         // What a busy host made it wait is no cost.
         self.pace.looked(now, cpu_time().saturating_sub(spent), news);
-        if hung { self.hung(now) } else { (self.hangs, self.not_before) = (0, None) }
+        if hung {
+            self.hung(now)
+        } else {
+            (self.hangs, self.not_before) = (0, None)
+        }
         Ok(())
     }
 
@@ -74,7 +76,7 @@ impl Core {
         waiting::explain(Path::new("/proc"), &mut snapshot);
         self.judge_half_gone(&snapshot);
         let drift = self.ledger.reconcile(&snapshot);
-        self.remember_files(&snapshot);
+        self.note_pending();
         let news = !drift.changes.is_empty();
         self.learn_uids(&snapshot);
         self.tell(&drift.changes);
@@ -87,16 +89,6 @@ impl Core {
         self.follow(&snapshot)?;
         self.describe_newcomers();
         Ok(news)
-    }
-
-    /// Keeps how files would be known again: those of the snapshot, those on their way out, and those only heard of.
-    fn remember_files(&mut self, snapshot: &Snapshot) {
-        for file in &snapshot.files {
-            self.remembered.insert(file.key, (RememberedFile::from(file), snapshot.taken_ns));
-        }
-        let pending: HashSet<FileKey> = self.ledger.pending().into_iter().map(|file| file.file).collect();
-        let oldest_ns = snapshot.taken_ns.saturating_sub(HEARD_OF_NS);
-        self.remembered.retain(|key, (_, heard_ns)| *heard_ns >= oldest_ns || pending.contains(key));
     }
 
     /// What a task that is half-way through exit had is known if it was seen before that. Of one that was so far gone
@@ -138,20 +130,12 @@ impl Core {
 
     /// Asks the kernel about the files that are on their way out.
     pub(super) fn recheck(&mut self) -> anyhow::Result<()> {
-        if !self.rechecks {
-            return Ok(());
-        }
-        let pending = self.ledger.pending();
-        if pending.is_empty() {
-            return Ok(());
-        }
-        let wanted: HashSet<_> = pending.iter().map(|file| file.file).collect();
-        for file in &pending {
-            let unknown = RememberedFile { key: file.file, device: file.device, identity: 0 };
-            self.remembered.entry(file.file).or_insert((unknown, 0));
-        }
+        let wanted: HashSet<FileKey> = self.ledger.pending().into_iter().map(|file| file.file).collect();
         // All files, not only those in question: what certainly lives tells what has become of the others.
-        let files: Vec<RememberedFile> = self.remembered.values().map(|(file, _)| *file).collect();
+        let living = self.ledger.living().into_iter();
+        let files: Vec<RememberedFile> = living
+            .map(|file| RememberedFile { key: file.file, device: file.device, identity: file.identity })
+            .collect();
         let at_ns = boot_now();
         let checked = self.iterators.recheck(&files)?;
         self.counters.rechecks += 1;
@@ -160,6 +144,7 @@ impl Core {
             changes.extend(self.ledger.apply(&event(at_ns, checked)));
         }
         self.tell(&changes);
+        self.note_pending();
         Ok(())
     }
 

@@ -26,7 +26,11 @@ pub(super) fn text(status: &Status) -> String {
     for (cause, count) in &status.losses {
         page.line("gpu_tracer_events_lost_total", &[("cause", cause)], *count as f64);
     }
-    page.head("gpu_tracer_drift_total", "counter", "Differences between the record and what was found, by kind.");
+    page.head(
+        "gpu_tracer_drift_total",
+        "counter",
+        "Differences between the record and what was found, by kind.",
+    );
     let drift = &status.drift;
     for (kind, count) in [
         ("unannounced", drift.unannounced),
@@ -41,7 +45,12 @@ pub(super) fn text(status: &Status) -> String {
     let counts = &status.counts;
     for (name, kind, help, value) in [
         ("gpu_tracer_files_pending", "gauge", "Open files on their way out.", counts.pending as f64),
-        ("gpu_tracer_processes_tracked", "gauge", "Processes that the kernel tells of.", counts.tracked as f64),
+        (
+            "gpu_tracer_processes_tracked",
+            "gauge",
+            "Processes that the kernel tells of.",
+            counts.tracked as f64,
+        ),
         ("gpu_tracer_subscribers", "gauge", "Readers of the stream of events.", counts.subscribers as f64),
         ("gpu_tracer_events_total", "counter", "Events taken in.", counts.events as f64),
         ("gpu_tracer_changes_total", "counter", "Changes told.", counts.changes as f64),
@@ -71,7 +80,8 @@ impl Page {
     }
 
     fn line(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
-        let labels: Vec<String> = labels.iter().map(|(key, text)| format!("{key}=\"{}\"", escape(text))).collect();
+        let labels: Vec<String> =
+            labels.iter().map(|(key, text)| format!("{key}=\"{}\"", escape(text))).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
         let _ = writeln!(self.0, "{name}{labels} {value}");
     }

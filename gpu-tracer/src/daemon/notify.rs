@@ -63,8 +63,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();
-        let ours =
-            Manager { socket: Some(connect(path.as_os_str().as_bytes()).unwrap()), watchdog: Some(Duration::from_secs(8)) };
+        let ours = Manager {
+            socket: Some(connect(path.as_os_str().as_bytes()).unwrap()),
+            watchdog: Some(Duration::from_secs(8)),
+        };
         ours.tell("READY=1\nSTATUS=ok");
         let mut buffer = [0; 64];
         let length = manager.recv(&mut buffer).unwrap();

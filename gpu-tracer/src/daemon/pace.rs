@@ -126,7 +126,10 @@ mod tests {
             }
             let share = spent.as_secs_f64() / (now - begun).as_secs_f64();
             assert!(share <= 0.0011, "{share} of the time for looks of {cost:?}");
-            assert!(pace.due() - now >= Duration::from_secs(10), "idle: not more often than every ten seconds");
+            assert!(
+                pace.due() - now >= Duration::from_secs(10),
+                "idle: not more often than every ten seconds"
+            );
         }
     }
 }

@@ -89,8 +89,7 @@ impl Viewer {
 }
 
 const HALF_EXITED: &str = "half-exited-task";
-const HALF_EXITED_OF_SOMEBODY: &str =
-    "a task is half-way through its exit, and what it has not released yet cannot be seen; ask as root which one";
+const HALF_EXITED_OF_SOMEBODY: &str = "a task is half-way through its exit, and what it has not released yet cannot be seen; ask as root which one";
 
 /// Supplementary groups of the peer: `SO_PEERGROUPS`, Linux 4.13.
 fn groups_of(socket: impl AsFd) -> std::io::Result<Vec<u32>> {
@@ -150,13 +149,8 @@ mod tests {
             devices: vec![HeldDevice { files: vec![file], ..HeldDevice::default() }],
             ..Holder::default()
         };
-        let opener = Opener {
-            pid: 1,
-            start_ns: 1,
-            comm: "secret".into(),
-            cmdline: "secret".into(),
-            alive: true,
-        };
+        let opener =
+            Opener { pid: 1, start_ns: 1, comm: "secret".into(), cmdline: "secret".into(), alive: true };
         let file = |id| FileReport {
             id,
             device: "nvidia0".to_owned(),
@@ -207,7 +201,10 @@ mod tests {
     fn groups_are_found_by_name_or_number() {
         let file = "root:x:0:\ngpu-tracer:x:977:alice,bob\nbad\ngpu:x:\n";
         let found = |name| group_in(file, name);
-        assert_eq!((found("gpu-tracer"), found("12"), found("gpu"), found("bad")), (Some(977), Some(12), None, None));
+        assert_eq!(
+            (found("gpu-tracer"), found("12"), found("gpu"), found("bad")),
+            (Some(977), Some(12), None, None)
+        );
     }
 
     #[test]

@@ -105,7 +105,10 @@ impl Settings {
         };
         let devices = if flags.devices.is_empty() {
             let texts = config.devices.iter().flatten();
-            texts.map(|text| text.parse()).collect::<Result<_, _>>().context("devices in the configuration")?
+            texts
+                .map(|text| text.parse())
+                .collect::<Result<_, _>>()
+                .context("devices in the configuration")?
         } else {
             flags.devices.clone()
         };

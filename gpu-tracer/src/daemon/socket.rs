@@ -43,7 +43,10 @@ impl Socket {
         let lock = lastly::lock(&with(".lock"))?;
         match fs::symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => {
-                bail!("{} is there and is no socket; remove it, or listen elsewhere with --socket", path.display())
+                bail!(
+                    "{} is there and is no socket; remove it, or listen elsewhere with --socket",
+                    path.display()
+                )
             }
             _ => {}
         }
@@ -74,7 +77,8 @@ impl Drop for Socket {
 
 /// The directory must be one in which nobody else can make or replace anything.
 fn demand_ours(directory: &Path) -> anyhow::Result<()> {
-    let metadata = fs::metadata(directory).with_context(|| format!("cannot look at {}", directory.display()))?;
+    let metadata =
+        fs::metadata(directory).with_context(|| format!("cannot look at {}", directory.display()))?;
     let owner = metadata.uid();
     let ours = owner == 0 || owner == rustix::process::geteuid().as_raw();
     if !ours || metadata.mode() & 0o022 != 0 {

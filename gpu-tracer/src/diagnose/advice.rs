@@ -11,8 +11,8 @@ use crate::model::diagnosis::{Advice, Finding};
 /// PIDs in one pasted command.
 const MOST_PIDS: usize = 64;
 
-fn step(text: impl Into<String>, command: Option<String>) -> Advice {
-    Advice { text: text.into(), command }
+pub(super) fn step(text: impl Into<String>, command: Option<String>) -> Advice {
+    Advice { text: text.into(), command, affects: Vec::new() }
 }
 
 /// A word for a shell. Nothing that a process chose gets into a command with more than it can carry safely.
@@ -131,7 +131,8 @@ fn beyond(findings: &[&Finding]) -> Option<Advice> {
         return None;
     }
     let list: Vec<String> = others.iter().map(u32::to_string).collect();
-    Some(step(format!("They hold GPU {} too: ending them affects those as well.", list.join(", ")), None))
+    let text = format!("They hold GPU {} too: ending them affects those as well.", list.join(", "));
+    Some(Advice { text, command: None, affects: others.into_iter().collect() })
 }
 
 /// What would let a stuck holder go.

@@ -22,7 +22,9 @@ pub(super) fn inferred(text: impl Into<String>) -> Fact {
 pub(super) fn finding(input: &Input, gpu: Option<u32>, holder: &Holder) -> Finding {
     let going = going(holder, input.waits.get(&holder.tid));
     let concerned = holder.devices.iter().filter(|held| held.gpu.is_none() || held.gpu == gpu);
-    let sum = |pick: fn(&crate::model::report::HeldDevice) -> u64| concerned.clone().map(pick).sum();
+    let sum = |pick: fn(&crate::model::report::HeldDevice) -> u64| {
+        concerned.clone().map(pick).fold(0u64, u64::saturating_add)
+    };
     let direct = holder.devices.iter().any(|held| held.gpu.is_some() && held.gpu == gpu);
     let others: BTreeSet<u32> =
         holder.devices.iter().filter_map(|held| held.gpu).filter(|other| Some(*other) != gpu).collect();
@@ -95,7 +97,7 @@ fn evidence(input: &Input, holder: &Holder, finding: &Finding, openers: &[&Opene
     if holder.sigkill_pending {
         facts.push(fact(format!("SIGKILL is pending for task {} (state {}).", holder.tid, holder.state)));
     }
-    if let Some(wait) = input.waits.get(&holder.tid).filter(|wait| wait.unmoved) {
+    if let Some(wait) = input.waits.get(&holder.tid).filter(|wait| wait.unmoved && holder.state == "D") {
         facts.push(fact(format!("Task {} did not run for {} ms.", holder.tid, wait.over_ms)));
     }
     for opener in

@@ -92,8 +92,12 @@ pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
 fn frozen(holder: &Holder, uninterruptible: bool) -> Going {
     // cgroup v1 freezes in uninterruptible sleep, v2 in a sleep that a fatal signal ends.
     if uninterruptible {
-        let because = "Its cgroup is frozen (v1): SIGKILL acts only when that is thawed.".to_owned();
-        Going { killable: false, place: Some(Place::Freezer), ..Going::with_place(holder, because) }
+        stuck(
+            holder,
+            Place::Freezer,
+            None,
+            "Its cgroup is frozen (v1): SIGKILL acts only when that is thawed.",
+        )
     } else {
         Going::killable("Its cgroup is frozen (v2): SIGKILL ends it all the same.")
     }

@@ -139,10 +139,10 @@ fn said(finding: &Finding, word: &str) -> bool {
 fn one_holder(subject: &str, one: &Finding) -> String {
     let (who, memory) = (who(one), memory(one));
     match () {
-        () if one.fds + one.maps + one.io_uring == 0 && one.in_flight > 0 => format!(
+        () if (one.fds, one.maps, one.io_uring) == (0, 0, 0) && one.in_flight > 0 => format!(
             "{subject} is held by a handle in flight{memory}: it was sent to {who} and not received. That process lives and can be killed."
         ),
-        () if one.fds + one.maps + one.in_flight == 0 && one.io_uring > 0 => {
+        () if (one.fds, one.maps, one.in_flight) == (0, 0, 0) && one.io_uring > 0 => {
             format!(
                 "{subject} is held by {who}{memory} through an io_uring only. It lives and can be killed."
             )

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::input::{Claim, Input, Resolved};
+use super::role::is_infrastructure;
 use super::words::few;
 use crate::model::diagnosis::{ClaimReport, Innocent, MemoryStory};
 use crate::model::report::{GpuReport, Holder};
@@ -74,9 +75,15 @@ pub(super) fn kept(input: &Input, claim: &Claim, holders: &[&Holder]) -> Kept {
     if !by.is_empty() {
         return Kept { by, recorded: true };
     }
-    // What nobody has a figure for can only be with those that have none of their own.
-    let without = holders.iter().filter(|holder| holder.memory.iter().all(|memory| memory.gpu != claim.gpu));
-    Kept { by: pids(without.copied()), recorded: false }
+    // What nobody has a figure for can only be with those that have none of their own; least of all with those that only look.
+    let without: Vec<&Holder> = holders
+        .iter()
+        .copied()
+        .filter(|holder| holder.memory.iter().all(|memory| memory.gpu != claim.gpu))
+        .collect();
+    let looks = |holder: &&&Holder| is_infrastructure(&holder.role) || holder.role == "initialised";
+    let serious = pids(without.iter().filter(|holder| !looks(holder)).copied());
+    Kept { by: if serious.is_empty() { pids(without.into_iter()) } else { serious }, recorded: false }
 }
 
 fn pids<'a>(holders: impl Iterator<Item = &'a Holder>) -> Vec<u32> {
@@ -154,9 +161,12 @@ pub(super) fn story(input: &Input, gpu: u32, holders: &[&Holder]) -> MemoryStory
     let baseline = input.baselines.get(&gpu).copied();
     if let Some(used) = report.memory_used_mib {
         let of = report.memory_total_mib.map_or_else(String::new, |total| format!(" of {total}"));
-        let to =
-            if claims.is_empty() { "no process".to_owned() } else { format!("processes: {attributed} MiB") };
-        story.push(format!("{used}{of} MiB are used; NVML puts down to {to}."));
+        let to = if claims.is_empty() {
+            "none of that to a process".to_owned()
+        } else {
+            format!("{attributed} MiB to processes")
+        };
+        story.push(format!("{used}{of} MiB are used. NVML attributes {to}."));
     }
     story.extend(claims.iter().map(|claim| claim.text.clone()));
     if let Some(left) = report.unattributed_mib.filter(|left| *left > INITIALISED_MIB) {

@@ -19,7 +19,7 @@ mod why;
 mod words;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use input::Input;
 pub use role::{Roles, is_infrastructure, role};

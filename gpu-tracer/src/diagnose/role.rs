@@ -86,12 +86,12 @@ impl Roles {
         let Some(control) = devices.iter().find(|held| held.device == "nvidiactl") else {
             return "unknown";
         };
-        let maps: u64 = devices.iter().map(|held| held.maps).sum();
-        let indirect: u64 = devices.iter().map(|held| held.in_flight + held.io_uring).sum();
+        let maps = devices.iter().map(|held| held.maps).fold(0u64, u64::saturating_add);
+        let indirect = devices.iter().any(|held| held.in_flight > 0 || held.io_uring > 0);
         let own = devices.iter().any(|held| held.gpu.is_some());
         let managed = devices.iter().any(|held| held.device == "nvidia-uvm");
         match () {
-            () if indirect > 0 => "compute",
+            () if indirect => "compute",
             // NVML keeps a GPU's own device and the control device open. A control device alone may be exported memory.
             () if maps == 0 && own && devices.iter().all(|held| held.fds <= MONITOR_FDS) => "monitor",
             // With it goes nvidia-uvm; what is left without it is no library's doing.

@@ -11,7 +11,7 @@ use super::place::in_gpu_driver;
 use super::role::is_infrastructure;
 use crate::gpu::NvmlStatus;
 use crate::model::diagnosis::{
-    Diagnosis, Fact, Finding, GpuVerdict, Innocent, MemoryStory, NvmlReport, Verdict,
+    Advice, Diagnosis, Fact, Finding, GpuVerdict, Innocent, MemoryStory, NvmlReport, Verdict,
 };
 use crate::model::report::{FileReport, Holder, SCHEMA};
 
@@ -164,7 +164,7 @@ impl<'a> Judge<'a> {
                     claim.pid
                 );
                 finding.evidence.push(if kept.recorded { fact(text) } else { inferred(text) });
-                if matches!(claim.resolved, Resolved::Dead) && finding.role == "monitor" {
+                if alone && matches!(claim.resolved, Resolved::Dead) && finding.role == "monitor" {
                     "compute".clone_into(&mut finding.role);
                 }
             }
@@ -193,7 +193,7 @@ impl<'a> Judge<'a> {
                 doubts.push(missing.why.clone());
             }
         }
-        let unexplained: u64 = self.files().map(|file| file.unexplained).sum();
+        let unexplained = self.files().map(|file| file.unexplained).fold(0u64, u64::saturating_add);
         if unexplained > 0 {
             doubts.push(format!(
                 "{unexplained} references to its open files belong to nobody that could be named"
@@ -264,19 +264,17 @@ impl<'a> Judge<'a> {
         }
     }
 
-    fn advice(&self, verdict: Verdict) -> Vec<crate::model::diagnosis::Advice> {
+    fn advice(&self, verdict: Verdict) -> Vec<Advice> {
         let mut steps = Vec::new();
         for finding in self.findings.iter().filter(|finding| !finding.killable).take(8) {
             steps.extend(advice::unblocking(self.input, self.gpu, finding));
         }
         if self.leaving() > 0 {
-            steps.push(crate::model::diagnosis::Advice {
-                text: "Wait: the driver is releasing it. There is nobody to kill.".to_owned(),
-                command: Some(format!(
-                    "gpu-tracer wait {}",
-                    self.gpu.map_or("all".to_owned(), |gpu| gpu.to_string())
-                )),
-            });
+            let selector = self.gpu.map_or("all".to_owned(), |gpu| gpu.to_string());
+            steps.push(advice::step(
+                "Wait: the driver is releasing it. There is nobody to kill.",
+                Some(format!("gpu-tracer wait {selector}")),
+            ));
         }
         steps.extend(advice::killing(self.gpu, &self.findings));
         steps.extend(self.findings.iter().filter_map(|finding| advice::thawing(self.input, finding)).take(3));
@@ -286,11 +284,20 @@ impl<'a> Judge<'a> {
                 self.gpu,
                 "Nothing can be killed to free it: reset the GPU",
             )),
-            Verdict::Unknown => steps.push(crate::model::diagnosis::Advice {
-                text: "Ask again as root on the host; what works here, and what is missing, is told by"
-                    .to_owned(),
-                command: Some("gpu-tracer doctor".to_owned()),
-            }),
+            Verdict::Unknown => {
+                for task in self.input.half_gone.iter().take(3) {
+                    let doubt = inferred("It may still hold this GPU.");
+                    steps.extend(advice::unblocking(
+                        self.input,
+                        self.gpu,
+                        &half_gone(self.input, task, doubt),
+                    ));
+                }
+                steps.push(advice::step(
+                    "Ask again as root on the host. What works here, and what is missing:",
+                    Some("gpu-tracer doctor".to_owned()),
+                ));
+            }
             _ => {}
         }
         let mut seen = HashSet::new();

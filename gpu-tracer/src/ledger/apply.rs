@@ -244,13 +244,19 @@ impl Ledger {
         changes: &mut Vec<Change>,
     ) {
         let mut files: Vec<(u64, u64)> = Vec::new();
+        let mut fresh: Vec<(u32, u64)> = Vec::new();
         for seen in held {
+            let next_id = self.files.next_id();
             let Some(id) = self.file_at_exit(at_ns, task.process, *seen, changes) else { continue };
+            if id == next_id {
+                fresh.push((seen.fd, id));
+            }
             match files.iter_mut().find(|(known, _)| *known == id) {
                 Some((_, references)) => *references += 1,
                 None => files.push((id, 1)),
             }
         }
+        self.find_openers_at_exit(at_ns, task.process, fresh, changes);
         if !files.is_empty() {
             let record = self.processes.meet(task.process, at_ns);
             record.holding = true;
@@ -290,7 +296,10 @@ impl Ledger {
         if let Err(at) = file.held_by.binary_search_by_key(&process, |held| held.process) {
             let ways = Ways { fds: 1, ..Ways::default() };
             file.held_by.insert(at, HeldBy { process, origin: Origin::Unknown, since_ns: at_ns, ways });
-            changes.push(of_file(id, file, at_ns, Some(process), ChangeKind::Found));
+            // How it came to a file that is new is found out with all of its kind.
+            if known.is_some() {
+                changes.push(of_file(id, file, at_ns, Some(process), ChangeKind::Found));
+            }
         }
         Some(id)
     }

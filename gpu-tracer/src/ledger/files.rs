@@ -135,7 +135,8 @@ pub(super) struct FileRecord {
     /// References credited to `droppers`.
     pub(super) dropping: u64,
     pub(super) unexplained_since_ns: Option<u64>,
-    pub(super) opened: Option<OpenRecord>,
+    /// Apart: most passes over all files have no use for it.
+    pub(super) opened: Option<Box<OpenRecord>>,
     /// From when on the address is known to mean this file: an event about the address from before is not about it.
     pub(super) born_ns: u64,
     /// Beginning of the last snapshot that had it.

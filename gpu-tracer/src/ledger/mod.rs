@@ -146,7 +146,11 @@ impl Ledger {
     /// Does it matter to any file, or may it, before the next snapshot tells?
     fn relevant(&self, process: ProcessId) -> bool {
         let looked_ns = self.looked.map_or(0, |looked| looked.taken_ns);
-        self.processes.relevant(process, looked_ns) || self.touches.has(process)
+        // What a process has touched it may have opened, and a child of it may have that since.
+        let mut young = self.processes.ancestors(process).take_while(|(_, child)| child.start_ns > looked_ns);
+        self.processes.relevant(process, looked_ns)
+            || self.touches.has(process)
+            || young.any(|(ancestor, _)| self.touches.has(ancestor))
     }
 
     /// What is remembered of a process.

@@ -251,6 +251,9 @@ pub struct Advice {
     pub text: String,
     /// A command to paste.
     pub command: Option<String>,
+    /// Other GPUs that this affects.
+    #[serde(default)]
+    pub affects: Vec<u32>,
 }
 
 #[cfg(test)]

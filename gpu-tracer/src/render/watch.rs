@@ -147,7 +147,9 @@ fn ending(happening: &Happening) -> String {
 }
 
 fn released(happening: &Happening) -> String {
-    let ms = |us: u64| if us < 10_000 { format!("{:.1} ms", us as f64 / 1000.0) } else { format!("{} ms", us / 1000) };
+    let ms = |us: u64| {
+        if us < 10_000 { format!("{:.1} ms", us as f64 / 1000.0) } else { format!("{} ms", us / 1000) }
+    };
     match (happening.after_kill_us, happening.after_exit_us, happening.cause.as_deref()) {
         (Some(us), _, _) => format!("{} after the signal", ms(us)),
         (None, Some(us), _) => format!("{} after it began to exit", ms(us)),
@@ -159,9 +161,9 @@ fn released(happening: &Happening) -> String {
 /// Names of the first 31 signals on every architecture that this is built for.
 fn signal_name(signal: i32) -> String {
     const NAMES: [&str; 31] = [
-        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM",
-        "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF",
-        "WINCH", "IO", "PWR", "SYS",
+        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",
+        "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ",
+        "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
     ];
     let name = usize::try_from(signal).ok().and_then(|signal| NAMES.get(signal.checked_sub(1)?));
     name.map_or_else(|| format!("signal {signal}"), |name| format!("SIG{name}"))
@@ -198,12 +200,35 @@ mod tests {
     fn the_story_of_a_killed_heir_reads_from_top_to_bottom() {
         let pkill = Party { pid: 991, uid: Some(0), comm: "pkill".into(), ..Party::default() };
         let lines = [
-            Happening { from: vec![Party { pid: 430, comm: "serve".into(), ..Party::default() }], ..happening("inherited") },
-            Happening { signal: Some(9), by: vec![pkill.clone()], file: None, device: None, ..happening("killed") },
-            Happening { signal: Some(9), by: vec![pkill], file: None, device: None, tid: Some(440), ..happening("exiting") },
+            Happening {
+                from: vec![Party { pid: 430, comm: "serve".into(), ..Party::default() }],
+                ..happening("inherited")
+            },
+            Happening {
+                signal: Some(9),
+                by: vec![pkill.clone()],
+                file: None,
+                device: None,
+                ..happening("killed")
+            },
+            Happening {
+                signal: Some(9),
+                by: vec![pkill],
+                file: None,
+                device: None,
+                tid: Some(440),
+                ..happening("exiting")
+            },
             Happening { after_kill_us: Some(160_432), exact: false, ..happening("released") },
-            Happening { cause: Some("ring-full".to_owned()), count: Some(12), process: None, file: None, device: None,
-                since: Some("2026-11-29T15:02:10.000Z".to_owned()), ..happening("gap") },
+            Happening {
+                cause: Some("ring-full".to_owned()),
+                count: Some(12),
+                process: None,
+                file: None,
+                device: None,
+                since: Some("2026-11-29T15:02:10.000Z".to_owned()),
+                ..happening("gap")
+            },
         ];
         let text: Vec<String> = lines.iter().map(|happening| line(happening, false)).collect();
         assert_eq!(
@@ -224,7 +249,17 @@ mod tests {
     fn no_name_reaches_the_terminal_as_it_is() {
         let evil: RawText = "\x1b[2J\u{202e}\n".into();
         let party = Party { comm: evil.clone(), cmdline: Some(evil.clone()), ..Party::default() };
-        let words = ["opened", "inherited", "handed-over", "renamed", "execed", "killed", "exiting", "detached", "gap"];
+        let words = [
+            "opened",
+            "inherited",
+            "handed-over",
+            "renamed",
+            "execed",
+            "killed",
+            "exiting",
+            "detached",
+            "gap",
+        ];
         for what in words {
             let happening = Happening {
                 process: Some(party.clone()),

@@ -149,7 +149,12 @@ impl Daemon {
     #[track_caller]
     pub fn printed(&self, format: &str) -> Finished {
         let mut command = Command::new(Tracer::program());
-        command.arg("holders").args(&self.options).arg("--socket").arg(self.socket()).args(["--format", format]);
+        command
+            .arg("holders")
+            .args(&self.options)
+            .arg("--socket")
+            .arg(self.socket())
+            .args(["--format", format]);
         run(command)
     }
 
@@ -196,7 +201,8 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
             let _ = process::kill(self.pid(), libc::SIGTERM);
-            let ended = crate::poll::until("the end of the daemon", PATIENCE, || Ok(self.child.try_wait()?));
+            let ended =
+                crate::poll::until("the end of the daemon", PATIENCE, || Ok(self.child.try_wait()?));
             if ended.is_err() {
                 let _ = self.child.kill();
                 let _ = self.child.wait();

@@ -204,6 +204,21 @@ impl Tracer {
         command
     }
 
+    /// Another subcommand, `--standalone`, with the devices and further arguments.
+    #[must_use]
+    pub fn subcommand(&self, name: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(Self::program());
+        command.arg(name).args(&self.options).arg("--standalone").args(arguments);
+        command
+    }
+
+    /// Runs another subcommand to its end.
+    #[must_use]
+    #[track_caller]
+    pub fn run(&self, name: &str, arguments: &[&str]) -> Finished {
+        run(self.subcommand(name, arguments))
+    }
+
     /// Asks as root and in the host's namespaces.
     #[must_use]
     #[track_caller]

@@ -335,3 +335,50 @@ fn a_storm_between_two_snapshots_fills_no_memory_and_forgets_no_holder() {
     assert!(processes < 40_000 && touchers < 10_000, "{processes} processes, {touchers} touchers");
     assert!(ledger.tracked().contains(&process(10)));
 }
+
+#[test]
+fn a_file_first_heard_of_when_its_opener_exits_has_an_opener() {
+    let mut ledger = Ledger::new();
+    ledger.reconcile(&world(50_000, vec![task(10, 10)], vec![], vec![]));
+    ledger.apply(&touched(60_000, 10, GPU0));
+    let changes = ledger.apply(&exiting(70_000, 10, 9, &[(1, 3)]));
+    let opened = ledger.view().files[0].opened.clone().expect("the touch announced it");
+    assert_eq!((opened.at_ns, opened.exact, opened.opener.process), (60_000, true, process(10)));
+    let found = said(&changes).iter().any(|(_, kind)| **kind == ChangeKind::Found);
+    assert!(!found, "it opened it and has not just come to it: {changes:?}");
+}
+
+#[test]
+fn a_file_first_heard_of_when_an_heir_exits_was_opened_by_the_ancestor_who_touched_the_device() {
+    let mut ledger = Ledger::new();
+    ledger.reconcile(&world(50_000, vec![task(10, 10)], vec![], vec![]));
+    ledger.apply(&touched(60_000, 10, GPU0));
+    ledger.apply(&forked(61_000, 10, 200));
+    let killed = ledger.apply(&killed(69_000, 10, 200));
+    assert!(!killed.is_empty(), "the child of one who may have opened something matters");
+    let changes = ledger.apply(&exiting(70_000, 200, 9, &[(1, 3)]));
+    let opener = ledger.view().files[0].opened.clone().map(|opened| opened.opener.process);
+    assert_eq!(opener, Some(process(10)));
+    let inherited = (Some(200), &ChangeKind::Inherited { from: process(10) });
+    assert!(said(&changes).contains(&inherited), "{changes:?}");
+    // The parent then shows up with it, and has not got it from its child.
+    let parent = world(300_000, vec![task(10, 10)], vec![device(1, GPU0, 1)], vec![fd(1, 10, 3)]);
+    let drift = ledger.reconcile(&parent);
+    assert_eq!(origins(&ledger), [(10, Origin::Opened)], "{:?}", drift.changes);
+}
+
+#[test]
+fn who_was_born_before_the_open_has_been_handed_it_even_where_both_are_new() {
+    let mut ledger = Ledger::new();
+    ledger.reconcile(&world(50_000, vec![task(10, 10)], vec![], vec![]));
+    ledger.apply(&touched(160_000, 110, GPU0));
+    let receiver = Task { ppid: 110, ..task(120, 120) };
+    ledger.reconcile(&world(
+        300_000,
+        vec![task(10, 10), task(110, 110), receiver],
+        vec![device(1, GPU0, 2)],
+        vec![fd(1, 110, 3), fd(1, 120, 3)],
+    ));
+    let passed = Origin::Passed { from: Some(process(110)) };
+    assert_eq!(origins(&ledger), [(110, Origin::Opened), (120, passed)]);
+}
