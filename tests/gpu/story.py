@@ -102,10 +102,15 @@ def main():
         watch.send_signal(signal.SIGINT)
         watch.wait()
         told.seek(0)
-        lines = told.read().splitlines()
-        print(f"-- watch told {len(lines)} lines; without the {sum(' mapped ' in l or ' unmapped ' in l for l in lines)} of mappings:")
-        shown = [line for line in lines if " mapped " not in line and " unmapped " not in line]
-        print(*shown[:40], "..." if len(shown) > 80 else "", *shown[max(40, len(shown) - 40):], sep="\n")
+        lines = [line for line in told.read().splitlines() if f"[{process.pid}" in line or f"[{child}" in line]
+        print(f"-- watch told {len(lines)} lines of these two; two of each kind:")
+        seen = {}
+        for line in lines:
+            kind = line.split()[1]
+            seen[kind] = seen.get(kind, 0) + 1
+            if seen[kind] <= 2:
+                print(line)
+        print("counted:", seen)
         status = subprocess.run(
             ["curl", "-s", "--unix-socket", socket, "http://localhost/v1/status"], capture_output=True, text=True
         ).stdout

@@ -58,7 +58,10 @@ fn compare_holders(expected: &Expected, answer: &Answer, family: &BTreeSet<u32>,
             counts.io_uring += device.io_uring;
             files.extend(&device.files);
             if device.dropping != 0 {
-                found.push(format!("process {} drops {} references; nobody does", holder.pid, device.dropping));
+                found.push(format!(
+                    "process {} drops {} references; nobody does",
+                    holder.pid, device.dropping
+                ));
             }
         }
     }
@@ -156,7 +159,8 @@ fn compare_remembered(
 ) {
     numbers.retain(|id, _| expected.files.contains_key(id));
     let mut left: BTreeMap<Id, &ExpectedFile> = expected.files.iter().map(|(id, file)| (*id, file)).collect();
-    let mut unclaimed: BTreeMap<u64, &Shown<'_>> = shown.iter().map(|(number, file)| (*number, file)).collect();
+    let mut unclaimed: BTreeMap<u64, &Shown<'_>> =
+        shown.iter().map(|(number, file)| (*number, file)).collect();
     for (id, number) in numbers.iter() {
         let (Some(should), is) = (left.remove(id), unclaimed.remove(number)) else { continue };
         match is {
@@ -176,7 +180,10 @@ fn compare_remembered(
             if let Some(opener) = &is.file.opener
                 && opener.pid != should.opener
             {
-                found.push(format!("file #{} was opened by {}, not {}", is.file.id, should.opener, opener.pid));
+                found.push(format!(
+                    "file #{} was opened by {}, not {}",
+                    is.file.id, should.opener, opener.pid
+                ));
             }
         }
     }
