@@ -31,7 +31,8 @@ fn waiting_ends_when_the_last_handle_is_released() {
     play.next("");
     assert_eq!(waiting.try_wait().expect("ours"), None, "received is not released");
     play.next("");
-    let status = eventually("the end of the waiting", Duration::from_secs(30), || waiting.try_wait().expect("ours"));
+    let status =
+        eventually("the end of the waiting", Duration::from_secs(30), || waiting.try_wait().expect("ours"));
     assert_eq!(status.code(), Some(0));
 }
 
