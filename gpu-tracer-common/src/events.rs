@@ -185,19 +185,15 @@ pub mod exit_bits {
     pub const GROUP_DEAD: u32 = 1;
     /// More of its files follow in another record.
     pub const MORE: u32 = 2;
-    /// There were more files than are followed ([`super::MAX_EXIT_CHUNKS`]).
-    pub const TRUNCATED: u32 = 4;
-    /// Its fd table was looked at. Not set where the leader or the last task of the process does that, and on kernels
-    /// without `bpf_loop` (before 5.17).
-    pub const WALKED: u32 = 8;
 }
 
 /// Files in one [`ExitRecord`].
 pub const EXIT_HOLDS: usize = 128;
-/// Records for one exit.
+/// Records for one exit. Files beyond that are not told ([`Drop::TableTooLong`]).
 pub const MAX_EXIT_CHUNKS: u32 = 128;
 
-/// A task entered `do_exit`. As many [`ExitHold`]s as `held` says follow it.
+/// A task entered `do_exit`. As many [`ExitHold`]s as `held` says follow it: none where the leader or the last task of the
+/// process tells what is in the table they share, and on kernels without `bpf_loop` (before 5.17).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(

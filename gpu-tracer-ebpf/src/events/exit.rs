@@ -93,14 +93,9 @@ fn try_on_exit(context: *mut c_void) -> Result<(), Drop> {
     if table == 0 || leaves_it_to_others {
         return send(draft, 0, 0);
     }
-    let mut walk =
-        TableWalk { slots: 0, open: 0, max: 0, base: 0, held: 0, chunks: 0, truncated: 0, _padding: 0 };
-    walk_table(table, &mut walk)?;
-    let mut detail = exit_bits::WALKED;
-    if walk.truncated != 0 {
-        detail |= exit_bits::TRUNCATED;
-    }
-    send(draft, walk.held, detail)
+    let mut walk = TableWalk { slots: 0, open: 0, max: 0, base: 0, held: 0, chunks: 0 };
+    account(walk_table(table, &mut walk));
+    send(draft, walk.held, 0)
 }
 
 /// Fills in everything but the files; returns the group leader.
@@ -152,8 +147,6 @@ struct TableWalk {
     held: u32,
     /// Drafts sent before it was complete.
     chunks: u32,
-    truncated: u32,
-    _padding: u32,
 }
 
 #[inline(always)]
@@ -188,7 +181,7 @@ unsafe extern "C" fn walk_word(index: u32, walk: *mut c_void) -> i64 {
         bpf_probe_read_kernel(slots.cast(), wanted * 8, (walk.slots + u64::from(base) * 8) as *const c_void)
     };
     if failed != 0 {
-        walk.truncated = 1;
+        count(Drop::Unreadable);
         return 0;
     }
     walk.base = base;
@@ -201,15 +194,11 @@ unsafe extern "C" fn walk_word(index: u32, walk: *mut c_void) -> i64 {
 #[inline(always)]
 fn make_room(walk: &mut TableWalk) -> bool {
     if walk.chunks >= MAX_EXIT_CHUNKS - 1 {
-        walk.truncated = 1;
         count(Drop::TableTooLong);
         return false;
     }
     let Some(draft) = DRAFT.get_ptr_mut(0) else { return false };
-    if let Err(cause) = send(draft, walk.held, exit_bits::WALKED | exit_bits::MORE) {
-        count(cause);
-        walk.truncated = 1;
-    }
+    account(send(draft, walk.held, exit_bits::MORE));
     walk.chunks += 1;
     walk.held = 0;
     true

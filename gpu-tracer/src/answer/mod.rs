@@ -1,11 +1,14 @@
 //! Puts ledger, process facts and GPU memory together into one report: the only place where they meet.
 //!
 //! [`holders`] in three steps: [`look`] takes a snapshot (and a second one where the first leaves a doubt),
-//! the ledger says who refers to what, [`assemble`] adds what people want to know about those who do.
+//! the ledger says who refers to what, [`assemble`] adds what people want to know about those who do. Where a daemon
+//! answers ([`ask`]), it has done all that with a memory longer than one look.
 
+mod ask;
 mod assemble;
 mod doctor;
 mod look;
+pub(crate) mod percent;
 mod selected;
 mod wait;
 mod why;
@@ -15,14 +18,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
+pub use self::ask::{AskError, stream};
 pub use self::doctor::doctor;
 use self::look::Looker;
+pub(crate) use self::look::{Looked, half_gone, half_gone_task, pid_namespace};
+pub(crate) use self::selected::narrow;
 pub use self::wait::{WaitOptions, Waited, wait};
 pub use self::why::why;
 pub(crate) use self::why::{Ask, Inquiry};
+use crate::gpu::claims::{NvmlAnswer, NvmlStatus};
 use crate::gpu::nvml;
 use crate::gpu::selector;
-use crate::kernel::{self, Clock, ExtraDevice};
+use crate::kernel::{self, Clock, Devices, ExtraDevice};
 use crate::model::report::{Cost, Report};
 
 /// How long NVML may take; it hangs behind a stuck teardown.
@@ -42,7 +49,7 @@ pub struct Question {
 }
 
 /// To microseconds: finer is noise.
-fn milliseconds(duration: Duration) -> f64 {
+pub(crate) fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
 }
 
@@ -52,6 +59,30 @@ fn milliseconds(duration: Duration) -> f64 {
 /// A device or GPU that does not exist, or a `/proc` that cannot be read. What merely could not be seen is no error: it
 /// is in the report's coverage.
 pub fn holders(question: &Question) -> anyhow::Result<Report> {
+    match ask::holders(question) {
+        Ok(mut report) => {
+            // After the daemon's look: the helper opens devices itself.
+            assemble::add_memory(&mut report, &nvml::start().finish(NVML_DEADLINE));
+            Ok(report)
+        }
+        Err(AskError::Refused(problem)) => Err(anyhow::anyhow!(problem)),
+        Err(why) => {
+            tracing::debug!(?why, "the daemon is not asked");
+            by_ourselves(question)
+        }
+    }
+}
+
+/// The report for what a daemon has seen, without memory figures.
+pub(crate) fn report(devices: &Devices, looked: &Looked, cost: Cost) -> Report {
+    let nvml = NvmlAnswer::without_figures(NvmlStatus::Absent(String::new()));
+    let mut report = assemble::report(devices, looked, &nvml, &Clock::now());
+    report.cost = cost;
+    report
+}
+
+/// Without a daemon.
+fn by_ourselves(question: &Question) -> anyhow::Result<Report> {
     let root = Path::new("/");
     let devices = kernel::discover(root, &question.devices)?;
     let selection = selector::resolve(&question.selectors, &devices.gpus, &devices.table)?;

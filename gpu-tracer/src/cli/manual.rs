@@ -123,6 +123,46 @@ const RELEASE: Sections = Sections {
     ],
 };
 
+const WATCH: Sections = Sections {
+    statuses: &[
+        ("0", "Whoever read it has gone."),
+        ("2", "The daemon has ended, hooks cannot be attached (not root?), wrong usage, or an error."),
+    ],
+    environment: &[DEVICES, NO_COLOR],
+    examples: &[
+        ("gpu-tracer watch", "What happens to the GPUs of this host, from now on."),
+        (
+            "gpu-tracer watch --format json | jq -c 'select(.what == \"killed\") | {pid: .process.pid, by: .by[0].comm}'",
+            "Who kills whom, for programs.",
+        ),
+        ("gpu-tracer watch --standalone --device /dev/fuse=fuse", "Another device, without a daemon."),
+    ],
+};
+
+const RUN: Sections = Sections {
+    statuses: &[
+        ("0", "It was told to stop (SIGTERM, SIGINT), or --unpin did its work."),
+        ("2", "Another daemon runs, the configuration is wrong, the kernel does not allow it, or an error."),
+    ],
+    environment: &[
+        DEVICES,
+        (
+            "NOTIFY_SOCKET, WATCHDOG_USEC",
+            "Set by systemd: it is told when the daemon is ready, and that it lives.",
+        ),
+    ],
+    examples: &[
+        ("systemctl enable --now gpu-tracer", "As a service: the usual way."),
+        ("sudo gpu-tracer run", "By hand, with what /etc/gpu-tracer.toml says."),
+        ("curl --unix-socket /run/gpu-tracer/gpu-tracer.sock http://localhost/v1/status", "How it is doing."),
+        (
+            "sudo gpu-tracer run --socket /run/t/sock --state-dir /run/t/state --pin-dir /run/t/pins --device 1:5=nvidia0",
+            "A second one beside it, to try something out.",
+        ),
+        ("sudo gpu-tracer run --unpin", "After the daemon was removed: nothing of it stays in the kernel."),
+    ],
+};
+
 const DOCTOR: Sections = Sections {
     statuses: &[
         ("0", "Fully able."),
@@ -164,6 +204,8 @@ pub(super) fn sections(topic: Option<&str>) -> Sections {
         Some("why") => WHY,
         Some("wait") => WAIT,
         Some("release") => RELEASE,
+        Some("watch") => WATCH,
+        Some("run") => RUN,
         Some("doctor") => DOCTOR,
         Some("completions") => COMPLETIONS,
         Some("man") => MAN,
@@ -172,11 +214,13 @@ pub(super) fn sections(topic: Option<&str>) -> Sections {
 }
 
 /// Commands that have a page: what they are called, the name of the page, and how they are called.
-const TOPICS: [(&str, &str, &str); 7] = [
+const TOPICS: [(&str, &str, &str); 9] = [
     ("holders", "gpu-tracer-holders", "gpu-tracer holders"),
     ("why", "gpu-tracer-why", "gpu-tracer why"),
     ("wait", "gpu-tracer-wait", "gpu-tracer wait"),
     ("release", "gpu-tracer-release", "gpu-tracer release"),
+    ("watch", "gpu-tracer-watch", "gpu-tracer watch"),
+    ("run", "gpu-tracer-run", "gpu-tracer run"),
     ("doctor", "gpu-tracer-doctor", "gpu-tracer doctor"),
     ("completions", "gpu-tracer-completions", "gpu-tracer completions"),
     ("man", "gpu-tracer-man", "gpu-tracer man"),

@@ -9,8 +9,10 @@ mod holders;
 mod man;
 mod manual;
 mod release;
+mod run;
 mod screen;
 mod wait;
+mod watch;
 mod why;
 
 use std::ffi::{OsStr, OsString};
@@ -125,6 +127,8 @@ impl Common {
 #[derive(Debug, Subcommand)]
 enum Command {
     Holders(holders::Arguments),
+    Watch(watch::Arguments),
+    Run(run::Arguments),
     Why(why::Arguments),
     Wait(wait::Arguments),
     Release(release::Arguments),
@@ -189,6 +193,8 @@ fn answer(
     let devices = || cli.common.devices(devices);
     let (status, written) = match &cli.command {
         Command::Holders(arguments) => arguments.run(devices()?, answers, screen, out)?,
+        Command::Watch(arguments) => (ExitStatus::Free, arguments.run(devices()?, screen, out)?),
+        Command::Run(arguments) => (ExitStatus::Free, arguments.run(devices()?, out)?),
         Command::Why(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Wait(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Release(arguments) => arguments.run(devices()?, answers, screen, out)?,

@@ -145,7 +145,7 @@ pub fn place(wchan: Option<&str>, stack: &[String]) -> Place {
     let semaphore = |frame: &&str| {
         matches!(function(frame), "percpu_rwsem_wait" | "__percpu_down_read" | "percpu_down_read")
     };
-    if frames.iter().take(3).any(|frame| semaphore(&frame)) {
+    if frames.iter().take(3).any(semaphore) {
         // The kernel has few such semaphores; in a call that writes a file it is the one that freezing holds.
         let writes = |frame: &&&str| {
             let name = function(frame);

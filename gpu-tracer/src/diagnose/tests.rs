@@ -163,6 +163,7 @@ fn a2b_a_forked_child_of_another_name_keeps_the_memory_of_a_dead_creator() {
     assert_eq!(found.innocents[0].what, "dead");
     // With the record of the opening it is a fact.
     input.report.files = vec![FileReport {
+        since: None,
         id: 4,
         device: "nvidia4".to_owned(),
         gpu: Some(4),
@@ -366,6 +367,7 @@ fn a_file_that_the_driver_still_releases_is_neither_free_nor_a_leak() {
     for state in ["releasing", "deferred", "detached", "unreferenced"] {
         let mut input = with_memory(report(1), &[50_000]);
         input.report.files = vec![FileReport {
+            since: None,
             id: 1,
             device: "nvidia0".to_owned(),
             gpu: Some(0),

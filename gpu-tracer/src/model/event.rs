@@ -209,6 +209,8 @@ pub struct HeldAtExit {
     pub device: DeviceNumber,
     /// The descriptor.
     pub fd: u32,
+    /// As `OpenFile::identity`.
+    pub identity: u64,
 }
 
 /// Who sent a signal.

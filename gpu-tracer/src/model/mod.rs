@@ -11,6 +11,7 @@ pub mod doctor;
 pub mod event;
 pub mod exit;
 pub mod gpu;
+pub mod happening;
 pub mod report;
 pub mod snapshot;
 pub mod task;

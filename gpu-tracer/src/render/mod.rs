@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod json;
 pub mod table;
 pub mod text;
+pub mod watch;
 pub mod why;
 
 mod columns;

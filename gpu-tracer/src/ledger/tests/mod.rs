@@ -105,8 +105,10 @@ fn forked(at_ns: u64, parent: u32, child: u32) -> Event {
 }
 
 fn exiting(at_ns: u64, tgid: u32, code: i32, held: &[(u64, u32)]) -> Event {
-    let held =
-        held.iter().map(|(file, fd)| HeldAtExit { file: FileKey(*file), device: GPU0, fd: *fd }).collect();
+    let held = held
+        .iter()
+        .map(|(file, fd)| HeldAtExit { file: FileKey(*file), device: GPU0, fd: *fd, identity: 0 })
+        .collect();
     let table = Some(TableKey(u64::from(tgid)));
     event(at_ns, EventKind::Exiting { task: leader(tgid), group_dead: true, exit: Exit(code), table, held })
 }

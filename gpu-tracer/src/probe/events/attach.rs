@@ -80,9 +80,10 @@ impl EventSource {
 
     fn resume(kept: Kept) -> Result<Self, ProbeError> {
         let Kept { mut maps, links } = kept;
+        let features = Features::probe("/".as_ref());
         let hooks = HOOKS.iter().enumerate().map(|(index, hook)| {
-            if links.iter().any(|attached| attached.hook == index) {
-                return HookReport::working(hook, None);
+            if let Some(attached) = links.iter().find(|attached| attached.hook == index) {
+                return attached.report(&features);
             }
             let detail = "it could not be attached when the hooks were made".to_owned();
             HookReport { hook: hook.name, works: Answer::No, detail: Some(detail) }

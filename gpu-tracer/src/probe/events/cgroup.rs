@@ -9,27 +9,24 @@ use rustix::{
 
 use crate::kernel::Features;
 
-/// The root cgroup, and what is to be said about it.
-pub(super) struct Root {
-    pub(super) directory: OwnedFd,
-    pub(super) remark: Option<String>,
-}
-
 /// Opens the root cgroup.
 ///
 /// Where the hierarchy is not mounted it is mounted for us alone: the mount has no place in any directory and goes with
 /// its descriptor (Linux 5.2).
-pub(super) fn open(features: &Features) -> io::Result<Root> {
-    let directory = match &features.cgroup2 {
-        Some(point) => open_mounted(point).or_else(|_| open_detached())?,
-        None => open_detached()?,
-    };
-    let remark = (features.initial_cgroup_namespace == Some(false)).then(|| {
+pub(super) fn open(features: &Features) -> io::Result<OwnedFd> {
+    match &features.cgroup2 {
+        Some(point) => open_mounted(point).or_else(|_| open_detached()),
+        None => open_detached(),
+    }
+}
+
+/// What cannot be seen from the root cgroup that [`open`] gives.
+pub(super) fn remark(features: &Features) -> Option<String> {
+    (features.initial_cgroup_namespace == Some(false)).then(|| {
         "sees only what this container's processes open; run it in the host's cgroup namespace \
          (in Docker: --cgroupns=host)"
             .to_owned()
-    });
-    Ok(Root { directory, remark })
+    })
 }
 
 fn open_mounted(point: &Path) -> io::Result<OwnedFd> {

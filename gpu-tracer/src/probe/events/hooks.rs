@@ -24,7 +24,7 @@ enum Place {
 
 /// One hook.
 pub(super) struct Hook {
-    /// Name for people, and of the pin (without what is special in paths).
+    /// Name for people.
     pub(super) name: &'static str,
     /// Programs for it, best first, with what is to be said if it is taken.
     programs: &'static [(&'static str, Option<&'static str>)],
@@ -32,9 +32,17 @@ pub(super) struct Hook {
 }
 
 impl Hook {
-    /// Name of its link in a pin directory. BPF file systems allow no dots, and slashes are for directories.
-    pub(super) fn pin_name(&self) -> String {
-        format!("link-{}", self.name.replace('/', "-"))
+    /// Its programs, as names of their links in a pin directory. BPF file systems allow no dots.
+    pub(super) fn pin_names(&self) -> impl Iterator<Item = String> {
+        self.programs.iter().map(|(program, _)| format!("link-{program}"))
+    }
+
+    /// What is to be said although it works.
+    fn remark(&self, program: usize, features: &Features) -> Option<String> {
+        match self.place {
+            Place::Cgroup => cgroup::remark(features),
+            Place::Tracepoint(_) => self.programs[program].1.map(str::to_owned),
+        }
     }
 }
 
@@ -78,26 +86,27 @@ pub struct HookReport {
     pub detail: Option<String>,
 }
 
-impl HookReport {
-    pub(super) fn working(hook: &Hook, detail: Option<String>) -> Self {
-        Self { hook: hook.name, works: Answer::Yes, detail }
-    }
-}
-
 /// A hook that works.
 #[derive(Debug)]
 pub(super) struct Attached {
     /// Index into [`HOOKS`].
     pub(super) hook: usize,
+    /// Index into its programs.
+    pub(super) program: usize,
     pub(super) link: OwnedFd,
     /// The program behind it, where it could be found.
-    pub(super) program: Option<OwnedFd>,
+    pub(super) loaded: Option<OwnedFd>,
 }
 
 impl Attached {
-    pub(super) fn new(hook: usize, link: OwnedFd) -> Self {
-        let program = sys::program_of(link.as_fd()).ok();
-        Self { hook, link, program }
+    pub(super) fn new(hook: usize, program: usize, link: OwnedFd) -> Self {
+        let loaded = sys::program_of(link.as_fd()).ok();
+        Self { hook, program, link, loaded }
+    }
+
+    pub(super) fn report(&self, features: &Features) -> HookReport {
+        let hook = &HOOKS[self.hook];
+        HookReport { hook: hook.name, works: Answer::Yes, detail: hook.remark(self.program, features) }
     }
 }
 
@@ -107,9 +116,10 @@ pub(super) fn attach(ebpf: &mut Ebpf, features: &Features) -> (Vec<Attached>, Ve
     let mut reports = Vec::new();
     for (index, hook) in HOOKS.iter().enumerate() {
         match attach_one(ebpf, hook, features) {
-            Ok((link, detail)) => {
-                attached.push(Attached::new(index, link));
-                reports.push(HookReport::working(hook, detail));
+            Ok((program, link)) => {
+                let one = Attached::new(index, program, link);
+                reports.push(one.report(features));
+                attached.push(one);
             }
             Err(refusal) => {
                 let (works, detail) = refusal.explain();
@@ -145,23 +155,21 @@ impl Refusal {
     }
 }
 
-fn attach_one(
-    ebpf: &mut Ebpf,
-    hook: &Hook,
-    features: &Features,
-) -> Result<(OwnedFd, Option<String>), Refusal> {
+/// The first of its programs that can be attached.
+fn attach_one(ebpf: &mut Ebpf, hook: &Hook, features: &Features) -> Result<(usize, OwnedFd), Refusal> {
     let mut refusal = None;
-    for (program, remark) in hook.programs {
+    for (index, (program, _)) in hook.programs.iter().enumerate() {
         let attached = match &hook.place {
             Place::Cgroup => attach_to_cgroup(ebpf, program, features),
-            Place::Tracepoint(name) => attach_to_tracepoint(ebpf, program, name).map(|link| (link, None)),
+            Place::Tracepoint(name) => attach_to_tracepoint(ebpf, program, name),
         };
         match attached {
-            Ok((link, remark_of_place)) => {
-                return Ok((link, remark_of_place.or_else(|| remark.map(str::to_owned))));
+            Ok(link) => return Ok((index, link)),
+            Err(error) => {
+                tracing::debug!(program, ?error, "refused");
+                // The first refusal is about the program that ought to work.
+                refusal = refusal.or(Some(error));
             }
-            // The first refusal is about the program that ought to work.
-            Err(error) => refusal = refusal.or(Some(error)),
         }
     }
     Err(refusal.unwrap_or(Refusal::NoProgram(hook.name)))
@@ -176,17 +184,12 @@ fn attach_to_tracepoint(ebpf: &mut Ebpf, name: &'static str, tracepoint: &CStr) 
         .map_err(|source| Refusal::Attach(name, source))
 }
 
-fn attach_to_cgroup(
-    ebpf: &mut Ebpf,
-    name: &'static str,
-    features: &Features,
-) -> Result<(OwnedFd, Option<String>), Refusal> {
+fn attach_to_cgroup(ebpf: &mut Ebpf, name: &'static str, features: &Features) -> Result<OwnedFd, Refusal> {
     let load = |source| Refusal::Load(name, source);
     let root = cgroup::open(features).map_err(Refusal::Cgroup)?;
     let program: &mut CgroupDevice =
         ebpf.program_mut(name).ok_or(Refusal::NoProgram(name))?.try_into().map_err(load)?;
     program.load().map_err(load)?;
-    let link = sys::cgroup_link(program.fd().map_err(load)?.as_fd(), root.directory.as_fd())
-        .map_err(|source| Refusal::Attach(name, source))?;
-    Ok((link, root.remark))
+    sys::cgroup_link(program.fd().map_err(load)?.as_fd(), root.as_fd())
+        .map_err(|source| Refusal::Attach(name, source))
 }

@@ -279,7 +279,7 @@ impl EventSource {
         let missed: u64 = self
             .attached
             .iter()
-            .filter_map(|attached| sys::times_missed(attached.program.as_ref()?.as_fd()).ok())
+            .filter_map(|attached| sys::times_missed(attached.loaded.as_ref()?.as_fd()).ok())
             .sum();
         losses.set(Drop::Missed, missed, boot_now());
         losses.set(Drop::Foreign, self.foreign, self.foreign_ns);

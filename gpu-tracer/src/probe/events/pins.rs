@@ -4,7 +4,7 @@
 //! PIN_DIR/                      locked by the process that uses it
 //!   v2-0123456789abcdef/        layout of the records, hash of the programs and of where this kernel has its fields
 //!     EVENTS TRACKED ...        maps
-//!     link-sched_process_exit   links: as long as they have a name the hooks stay attached
+//!     link-on_exit              links, by program: as long as they have a name the hooks stay attached
 //! ```
 //!
 //! A process that is killed leaves all of it, and the hooks go on filling the ring. The next one continues where that one
@@ -69,11 +69,13 @@ impl Pins {
         let maps = maps.iter().map(map).collect::<Result<_, ProbeError>>()?;
         let mut links = Vec::new();
         for (index, hook) in HOOKS.iter().enumerate() {
-            let path = directory.join(hook.pin_name());
-            match sys::open_pin(&path) {
-                Ok(link) => links.push(Attached::new(index, link)),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => return Err(ProbeError::Pin { path, source }),
+            for (program, name) in hook.pin_names().enumerate() {
+                let path = directory.join(name);
+                match sys::open_pin(&path) {
+                    Ok(link) => links.push(Attached::new(index, program, link)),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(source) => return Err(ProbeError::Pin { path, source }),
+                }
             }
         }
         Ok(Some(Kept { maps, links }))
@@ -90,7 +92,8 @@ impl Pins {
             map.pin(&path).map_err(|error| refused(&path, io::Error::other(error)))?;
         }
         for attached in links {
-            let path = unfinished.join(HOOKS[attached.hook].pin_name());
+            let name = HOOKS[attached.hook].pin_names().nth(attached.program).unwrap_or_default();
+            let path = unfinished.join(name);
             sys::pin(attached.link.as_fd(), &path).map_err(|source| refused(&path, source))?;
         }
         let finished = self.root.join(&self.version);

@@ -17,7 +17,10 @@ use std::collections::{HashMap, HashSet};
 use gpu_tracer_common::snapshot::{HOLD_CHECKED, HoldRecord, check_bits};
 
 use crate::{
-    model::{DeviceNumber, FileKey, OpenFile, event::EventKind},
+    model::{
+        DeviceNumber, FileKey, OpenFile,
+        event::{EventKind, HeldAtExit},
+    },
     probe::{Iterators, ProbeError},
 };
 
@@ -35,6 +38,12 @@ pub struct RememberedFile {
 impl From<&OpenFile> for RememberedFile {
     fn from(file: &OpenFile) -> Self {
         Self { key: file.key, device: file.device, identity: file.identity }
+    }
+}
+
+impl From<&HeldAtExit> for RememberedFile {
+    fn from(held: &HeldAtExit) -> Self {
+        Self { key: held.file, device: held.device, identity: held.identity }
     }
 }
 

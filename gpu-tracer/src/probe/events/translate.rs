@@ -165,7 +165,7 @@ impl Translator {
         let held = held.iter().filter_map(|hold| {
             let device = DeviceNumber::from_kernel(hold.rdev);
             devices.identify(device)?;
-            Some(HeldAtExit { file: FileKey(hold.file), device, fd: hold.fd })
+            Some(HeldAtExit { file: FileKey(hold.file), device, fd: hold.fd, identity: hold.identity })
         });
         if record.head.detail & exit_bits::MORE != 0 {
             if self.parts.len() >= MAX_PARTS {

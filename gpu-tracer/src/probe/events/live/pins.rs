@@ -1,14 +1,12 @@
 //! Hooks that outlive the process that attached them.
 
-use std::{
-    env,
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    time::Instant,
-};
+use std::path::PathBuf;
 
-use super::{PATIENCE, Shell, attach, devices, is_root, touches_by, until};
+use super::{
+    Shell, attach, devices, is_root,
+    parts::{Part, Playing},
+    touches_by, until, walks_tables,
+};
 use crate::{
     kernel::Btf,
     model::event::EventKind,
@@ -17,9 +15,6 @@ use crate::{
         events::{Options, Start, unpin},
     },
 };
-
-/// Names the directory for the process that is to be killed.
-const PIN_DIR: &str = "GPU_TRACER_TEST_PIN_DIR";
 
 /// A directory that can be pinned in; what is mounted on it goes with it.
 struct PinDir(tempfile::TempDir);
@@ -52,47 +47,20 @@ impl Drop for PinDir {
     }
 }
 
-/// A process of its own with the hooks; it has said that it is ready.
-fn start_owner(directory: &Path) -> Child {
-    let mut child = Command::new(env::current_exe().expect("a path"))
-        .args(["--exact", "probe::events::live::pins::owns_the_hooks_until_it_is_killed", "--nocapture"])
-        .env(PIN_DIR, directory)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("spawn");
-    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    assert!(lines.any(|line| line.expect("text").ends_with("ready")), "it ended before it was ready");
-    child
-}
-
-/// Not a test: the process that is killed.
-#[test]
-fn owns_the_hooks_until_it_is_killed() {
-    let Some(directory) = env::var_os(PIN_DIR) else { return };
-    let mut source = attach(&Options { pin_dir: Some(directory.into()), ..Options::default() });
-    println!("\nready");
-    loop {
-        source.poll(Instant::now() + PATIENCE).expect("poll");
-        // What is read is gone; leave the rest to the next one.
-        std::thread::park();
-    }
-}
-
 #[test]
 fn a_killed_owner_loses_nothing_and_the_next_one_continues() {
     if !is_root() {
         return;
     }
     let directory = PinDir::new();
-    let mut owner = start_owner(&directory.path());
+    let mut owner = Playing::start(Part::Owner, &directory.path());
     let mut early = Shell::new();
     early.run("exec 9</dev/full");
     let early_pid = early.pid();
     let refused = EventSource::attach(&Btf::read(Btf::VMLINUX).unwrap(), &devices(), &directory.options());
     assert!(matches!(refused, Err(ProbeError::Busy { .. })), "{refused:?}");
     assert!(matches!(unpin(&directory.path()), Err(ProbeError::Busy { .. })));
-    owner.kill().expect("killed");
-    owner.wait().expect("waited for");
+    owner.kill();
     // Nobody is there to see this.
     let mut late = Shell::new();
     late.run("exec 9</dev/full");
@@ -109,7 +77,8 @@ fn a_killed_owner_loses_nothing_and_the_next_one_continues() {
     );
     let events = until(&mut source, |kind| matches!(kind, EventKind::Freed { task } if task.tid == child));
     assert_eq!(touches_by(&events, late_pid).len(), 1, "{events:#?}");
-    let killed = |kind: &EventKind| matches!(kind, EventKind::Exiting { task, exit, held, .. } if task.tid == child && exit.signal() == Some(9) && held.len() == 1);
+    let walks = walks_tables(&source);
+    let killed = |kind: &EventKind| matches!(kind, EventKind::Exiting { task, exit, held, .. } if task.tid == child && exit.signal() == Some(9) && held.len() == usize::from(walks));
     assert!(events.iter().any(|event| killed(&event.kind)), "{events:#?}");
     assert!(source.tracked().iter().any(|process| process.tgid == early_pid), "{:?}", source.tracked());
     assert_eq!(source.losses().expect("losses").total(), 0);

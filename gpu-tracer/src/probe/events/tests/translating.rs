@@ -50,7 +50,7 @@ fn each_record_says_what_it_says() {
             group_dead: true,
             exit: Exit(9),
             table: Some(TableKey(0xf00)),
-            held: vec![HeldAtExit { file: FileKey(0xabc), device: GPU0, fd: 7 }],
+            held: vec![HeldAtExit { file: FileKey(0xabc), device: GPU0, fd: 7, identity: 1 }],
         },
         EventKind::Freed { task },
         EventKind::Renamed { task, old: comm(), new: "VLLM::Worker_TP".into() },
@@ -77,14 +77,14 @@ fn minors_that_nobody_asked_for_are_left_out() {
     assert_eq!(translator.take_touched(), []);
     let event = translate(&mut translator, &exit(0, &[(1, NOT_OURS, 3), (2, GPU0, 4)]));
     let Some(Event { kind: EventKind::Exiting { held, .. }, .. }) = event else { panic!("{event:?}") };
-    assert_eq!(held, [HeldAtExit { file: FileKey(2), device: GPU0, fd: 4 }]);
+    assert_eq!(held, [HeldAtExit { file: FileKey(2), device: GPU0, fd: 4, identity: 1 }]);
 }
 
 #[test]
 fn the_files_of_one_exit_come_together_however_many_records_they_take() {
     let mut translator = translator();
     let part = |first: u32| (first..first + 100).map(|fd| (u64::from(fd), GPU0, fd)).collect::<Vec<_>>();
-    let more = exit_bits::MORE | exit_bits::WALKED;
+    let more = exit_bits::MORE;
     assert_eq!(translate(&mut translator, &exit(more, &part(0))), None);
     assert_eq!(translate(&mut translator, &exit(more, &part(100))), None);
     // Somebody else's in between.
