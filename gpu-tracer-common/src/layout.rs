@@ -66,6 +66,8 @@ pub struct KernelLayout {
     pub vma_start: u32,
     pub vma_end: u32,
     pub vma_mm: u32,
+    /// `mm_mt.ma_root` (6.1+), only where the nodes of the tree are laid out as `mappings.rs` expects.
+    pub mm_tree_root: u32,
     /// `shared.rb`: the node in the mapping's tree.
     pub vma_tree_node: u32,
     pub file_mapping: u32,
@@ -115,4 +117,4 @@ pub struct KernelLayout {
     /// Non-zero where `mark_victim` passes a task and not a PID (6.8+).
     pub victim_is_task: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 84 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 85 * 4);

@@ -169,6 +169,14 @@ pub(crate) fn look_at_device(file: u64, found: &Found) -> Result<u16, Full> {
     Ok(kind)
 }
 
+/// Could [`look_at_file`] find anything in this file? A quick no for regular files, which most are.
+#[inline(always)]
+pub(crate) fn may_be_of_interest(file: u64) -> bool {
+    let mode =
+        read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
+    mode.is_some_and(|mode| mode & S_IFMT == S_IFCHR || mode & S_IFMT == 0)
+}
+
 /// In-flight files may be sockets themselves, which may carry more.
 #[inline(always)]
 pub(crate) fn look_at_in_flight(file: u64, found: &Found) -> Result<(), Full> {

@@ -6,7 +6,11 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::{helpers::generated::bpf_loop, macros::map, maps::Array};
+use aya_ebpf::{
+    helpers::generated::bpf_loop,
+    macros::map,
+    maps::{Array, PerCpuArray},
+};
 use gpu_tracer_common::{
     layout::ABSENT,
     snapshot::{FILE_DEVICE, HOLD_DRIVER_PIN, HOLD_IO_URING, HOLD_MAP, MAX_SUBJECTS},
@@ -103,16 +107,21 @@ fn iter_file_mappings(_: *mut c_void) -> i32 {
 
 /// Mappings of one file that are followed.
 const MAX_MAPPINGS: u32 = 65_536;
-/// A red-black tree of that many nodes is no deeper than twice the logarithm.
+/// Nodes waiting to be visited: a red-black tree of that many nodes is no deeper than twice the logarithm.
 const MAX_DEPTH: usize = 32;
 
-struct TreeWalk {
-    file: u64,
-    depth: u32,
-    full: u32,
+/// The state of a walk; in a map, so that the verifier takes every round of the loop for the same.
+#[repr(C)]
+struct FileTree {
     /// Nodes still to be visited.
-    nodes: [u64; MAX_DEPTH],
+    waiting_nodes: [u64; MAX_DEPTH],
+    file: u64,
+    waiting: u32,
+    full: u32,
 }
+
+#[map]
+static FILE_TREE: PerCpuArray<FileTree> = PerCpuArray::with_max_entries(1, 0);
 
 #[inline(always)]
 fn look_for_mappings(file: u64) -> Result<(), Full> {
@@ -121,30 +130,37 @@ fn look_for_mappings(file: u64) -> Result<(), Full> {
     }
     let mapping = read::<u64>(file, offset!(file_mapping)).unwrap_or(0);
     let root = read::<u64>(mapping, offset!(mapping_tree)).unwrap_or(0);
+    let Some(tree) = FILE_TREE.get_ptr_mut(0) else { return Ok(()) };
     if root == 0 {
         return Ok(());
     }
-    let mut walk = TreeWalk { file, depth: 1, full: 0, nodes: [0; MAX_DEPTH] };
-    walk.nodes[0] = root;
-    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
-    unsafe { bpf_loop(MAX_MAPPINGS, visit_mapping as *mut c_void, (&raw mut walk).cast(), 0) };
-    if walk.full == 0 { Ok(()) } else { Err(Full) }
+    // SAFETY: the only element of a per-CPU array; this program does not nest. The callback has the signature `bpf_loop`
+    // wants.
+    unsafe {
+        (*tree).waiting_nodes[0] = root;
+        (*tree).file = file;
+        (*tree).waiting = 1;
+        (*tree).full = 0;
+        bpf_loop(MAX_MAPPINGS, visit_mapping as *mut c_void, core::ptr::null_mut(), 0);
+        if (*tree).full == 0 { Ok(()) } else { Err(Full) }
+    }
 }
 
 #[inline(never)]
-unsafe extern "C" fn visit_mapping(_: u32, walk: *mut c_void) -> i64 {
-    // SAFETY: `look_for_mappings` passes a `TreeWalk` on its stack.
-    let walk = unsafe { &mut *walk.cast::<TreeWalk>() };
-    let depth = u64::from(walk.depth);
-    if depth == 0 {
-        return 1;
-    }
-    // A mask is what the verifier understands as a bound.
-    let node = walk.nodes[((depth - 1) & (MAX_DEPTH as u64 - 1)) as usize];
-    walk.depth -= 1;
+unsafe extern "C" fn visit_mapping(_: u32, _: *mut c_void) -> i64 {
+    let Some(tree) = FILE_TREE.get_ptr_mut(0) else { return 1 };
+    // SAFETY: the only element of a per-CPU array; the mask keeps the index within the array.
+    let (node, file) = unsafe {
+        if (*tree).waiting == 0 {
+            return 1;
+        }
+        (*tree).waiting -= 1;
+        let index = u64::from((*tree).waiting) & (MAX_DEPTH as u64 - 1);
+        ((*tree).waiting_nodes[index as usize], (*tree).file)
+    };
     let vma = node.wrapping_sub(u64::from(offset!(vma_tree_node)));
     // Files that share a mapping share its tree.
-    if read::<u64>(vma, offset!(vma_file)) == Some(walk.file) {
+    if read::<u64>(vma, offset!(vma_file)) == Some(file) {
         let found = Found {
             kind: HOLD_MAP,
             tid: 0,
@@ -152,21 +168,28 @@ unsafe extern "C" fn visit_mapping(_: u32, walk: *mut c_void) -> i64 {
             at: read::<u64>(vma, offset!(vma_start)).unwrap_or(0),
             end: read::<u64>(vma, offset!(vma_end)).unwrap_or(0),
         };
-        let rdev = character_device(walk.file).unwrap_or(0);
-        if emit(&found, FILE_DEVICE, walk.file, rdev).is_err() {
-            walk.full = 1;
+        let rdev = character_device(file).unwrap_or(0);
+        if emit(&found, FILE_DEVICE, file, rdev).is_err() {
+            // SAFETY: as above.
+            unsafe { (*tree).full = 1 };
             return 1;
         }
     }
-    for side in [offset!(node_left), offset!(node_right)] {
-        let child = read::<u64>(node, side).unwrap_or(0);
-        let depth = u64::from(walk.depth);
-        if child != 0 && depth < MAX_DEPTH as u64 {
-            walk.nodes[(depth & (MAX_DEPTH as u64 - 1)) as usize] = child;
-            walk.depth += 1;
+    visit_later(tree, read::<u64>(node, offset!(node_left)).unwrap_or(0));
+    visit_later(tree, read::<u64>(node, offset!(node_right)).unwrap_or(0));
+    0
+}
+
+#[inline(always)]
+fn visit_later(tree: *mut FileTree, node: u64) {
+    // SAFETY: as in `visit_mapping`.
+    unsafe {
+        let waiting = u64::from((*tree).waiting);
+        if node != 0 && waiting < MAX_DEPTH as u64 {
+            (*tree).waiting_nodes[(waiting & (MAX_DEPTH as u64 - 1)) as usize] = node;
+            (*tree).waiting += 1;
         }
     }
-    0
 }
 
 struct RingWalk {

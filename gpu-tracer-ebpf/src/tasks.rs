@@ -30,18 +30,33 @@ pub(crate) struct IterMeta {
 }
 
 #[repr(C)]
-struct TaskContext {
-    meta: *mut IterMeta,
-    task: *mut c_void,
+pub(crate) struct TaskContext {
+    pub(crate) meta: *mut IterMeta,
+    pub(crate) task: *mut c_void,
 }
 
 /// fd tables that some thread showed already in the session of the value. Only a shortcut: the user side counts each table once anyway.
 #[map]
 static SHOWN: HashMap<u64, u64> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
 
-/// Room for one word's worth of file pointers, which the stack does not have.
+/// The state of a walk; in a map and not on the stack, so that the verifier takes every round of its loops for the same.
+#[repr(C)]
+struct Walk {
+    /// One word's worth of file pointers.
+    slots: [u64; SLOTS_PER_WORD],
+    files: u64,
+    fds: u64,
+    open: u64,
+    max: u32,
+    tid: u32,
+    first_word: u32,
+    pass: u32,
+    full: u32,
+    base: u32,
+}
+
 #[map]
-static SLOTS: PerCpuArray<[u64; SLOTS_PER_WORD]> = PerCpuArray::with_max_entries(1, 0);
+static WALK: PerCpuArray<Walk> = PerCpuArray::with_max_entries(1, 0);
 
 const SLOTS_PER_WORD: usize = 64;
 /// `sysctl_nr_open` cannot exceed this.
@@ -167,35 +182,33 @@ fn file_operations(files: u64, fd: u32) -> Option<u64> {
     read::<u64>(file, offset!(file_op))
 }
 
-struct TableWalk {
-    files: u64,
-    slots: u64,
-    open: u64,
-    max: u32,
-    tid: u32,
-    first_word: u32,
-    mode: u32,
-    full: u32,
-    base: u32,
-}
-
 #[inline(always)]
-fn walk_table(files: u64, tid: u32, mode: u32) -> Result<(), Full> {
+fn walk_table(files: u64, tid: u32, pass: u32) -> Result<(), Full> {
     let Some(table) = read::<u64>(files, offset!(files_fdt)) else { return Ok(()) };
     let max = read::<u32>(table, offset!(fdtable_max_fds)).unwrap_or(0).min(MAX_FDS);
-    let (Some(slots), Some(open)) =
+    let (Some(fds), Some(open)) =
         (read::<u64>(table, offset!(fdtable_fd)), read::<u64>(table, offset!(fdtable_open_fds)))
     else {
         return Ok(());
     };
-    let Some(control) = control() else { return Ok(()) };
+    let (Some(control), Some(walk)) = (control(), WALK.get_ptr_mut(0)) else { return Ok(()) };
     let first_word = if control.resume_table == files { control.resume_slot as u32 / 64 } else { 0 };
-    let mut walk = TableWalk { files, slots, open, max, tid, first_word, mode, full: 0, base: 0 };
     let words = max / 64 + u32::from(max % 64 != 0);
-    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
-    unsafe { bpf_loop(words, walk_word as *mut c_void, (&raw mut walk).cast(), 0) };
-    if walk.full != 0 {
-        return Err(Full);
+    // SAFETY: the only element of a per-CPU array; this program does not nest. The callback has the signature `bpf_loop`
+    // wants.
+    unsafe {
+        (*walk).files = files;
+        (*walk).fds = fds;
+        (*walk).open = open;
+        (*walk).max = max;
+        (*walk).tid = tid;
+        (*walk).first_word = first_word;
+        (*walk).pass = pass;
+        (*walk).full = 0;
+        bpf_loop(words, walk_word as *mut c_void, core::ptr::null_mut(), 0);
+        if (*walk).full != 0 {
+            return Err(Full);
+        }
     }
     control.resume_table = 0;
     Ok(())
@@ -203,53 +216,51 @@ fn walk_table(files: u64, tid: u32, mode: u32) -> Result<(), Full> {
 
 /// 64 descriptors, by one word of the table's bitmap of open descriptors.
 #[inline(never)]
-unsafe extern "C" fn walk_word(index: u32, walk: *mut c_void) -> i64 {
-    // SAFETY: `walk_table` passes a `TableWalk` on its stack.
-    let walk = unsafe { &mut *walk.cast::<TableWalk>() };
-    if index < walk.first_word {
-        return 0;
+unsafe extern "C" fn walk_word(index: u32, _: *mut c_void) -> i64 {
+    let Some(walk) = WALK.get_ptr_mut(0) else { return 1 };
+    // SAFETY: the only element of a per-CPU array. At most 64 pointers go into a buffer of 64, and the helper checks their
+    // source; the callback has the signature `bpf_loop` wants.
+    unsafe {
+        if index < (*walk).first_word || read::<u64>((*walk).open + u64::from(index) * 8, 0).unwrap_or(0) == 0
+        {
+            return 0;
+        }
+        let base = index * 64;
+        let wanted = (*walk).max.wrapping_sub(base).min(64);
+        let source = ((*walk).fds + u64::from(base) * 8) as *const c_void;
+        if bpf_probe_read_kernel((&raw mut (*walk).slots).cast(), wanted * 8, source) != 0 {
+            return 0;
+        }
+        (*walk).base = base;
+        bpf_loop(wanted, walk_slot as *mut c_void, core::ptr::null_mut(), 0);
+        i64::from((*walk).full != 0)
     }
-    if read::<u64>(walk.open + u64::from(index) * 8, 0).unwrap_or(0) == 0 {
-        return 0;
-    }
-    let Some(slots) = SLOTS.get_ptr_mut(0) else { return 1 };
-    let base = index * 64;
-    let wanted = walk.max.wrapping_sub(base).min(64);
-    // SAFETY: at most 64 pointers into a buffer of 64; the source is checked by the helper.
-    let failed = unsafe {
-        bpf_probe_read_kernel(slots.cast(), wanted * 8, (walk.slots + u64::from(base) * 8) as *const c_void)
-    };
-    if failed != 0 {
-        return 0;
-    }
-    walk.base = base;
-    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
-    unsafe { bpf_loop(wanted, walk_slot as *mut c_void, (&raw mut *walk).cast(), 0) };
-    i64::from(walk.full != 0)
 }
 
-/// One of the 64 descriptors in [`SLOTS`].
+/// One of the 64 descriptors of a word.
 #[inline(never)]
-unsafe extern "C" fn walk_slot(slot: u32, walk: *mut c_void) -> i64 {
-    // SAFETY: `walk_word` passes on the `TableWalk` it was given.
-    let walk = unsafe { &mut *walk.cast::<TableWalk>() };
-    let Some(slots) = SLOTS.get(0) else { return 1 };
-    // A mask is what the verifier understands as a bound, whatever register it ends up in.
-    let file = slots[(u64::from(slot) & 63) as usize];
+unsafe extern "C" fn walk_slot(slot: u32, _: *mut c_void) -> i64 {
+    let Some(walk) = WALK.get_ptr_mut(0) else { return 1 };
+    // SAFETY: the only element of a per-CPU array. A mask is what the verifier understands as a bound, whatever register
+    // it ends up in.
+    let (file, found, pass) = unsafe {
+        let file = (*walk).slots[(u64::from(slot) & 63) as usize];
+        let at = u64::from((*walk).base + slot);
+        (file, Found { kind: HOLD_FD, tid: (*walk).tid, by: (*walk).files, at, end: 0 }, (*walk).pass)
+    };
     if file == 0 {
         return 0;
     }
-    let found =
-        Found { kind: HOLD_FD, tid: walk.tid, by: walk.files, at: u64::from(walk.base + slot), end: 0 };
     let looked =
-        if walk.mode == mode::CARRIERS { look_at_carrier(file, &found) } else { look_at_file(file, &found) };
+        if pass == mode::CARRIERS { look_at_carrier(file, &found) } else { look_at_file(file, &found) };
     if looked.is_ok() {
         return 0;
     }
-    walk.full = 1;
+    // SAFETY: as above.
+    unsafe { (*walk).full = 1 };
     if let Some(control) = control() {
-        control.resume_table = walk.files;
-        control.resume_slot = u64::from(walk.base);
+        control.resume_table = found.by;
+        control.resume_slot = found.at;
     }
     1
 }

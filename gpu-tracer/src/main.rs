@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 
-use gpu_tracer::answer;
+use gpu_tracer::answer::{self, WaitOptions, Waited};
 use gpu_tracer::cli::{self, Answers, Question};
 use gpu_tracer::gpu::helper::{HELPER_ARGUMENT, helper_main};
+use gpu_tracer::model::diagnosis::Diagnosis;
 use gpu_tracer::model::doctor::DoctorReport;
 use gpu_tracer::model::report::Report;
+use gpu_tracer::release::{self, ReleaseOptions, Talk};
 
 fn main() -> ExitCode {
     // Before anything else: the helper is this program, and must be nothing but the helper.
@@ -22,6 +24,28 @@ struct Live;
 impl Answers for Live {
     fn holders(&self, question: &Question) -> anyhow::Result<Report> {
         answer::holders(question)
+    }
+
+    fn why(&self, question: &Question, pids: &[u32]) -> anyhow::Result<Diagnosis> {
+        answer::why(question, pids)
+    }
+
+    fn wait(
+        &self,
+        question: &Question,
+        options: &WaitOptions,
+        say: &mut dyn FnMut(&str),
+    ) -> anyhow::Result<Waited> {
+        answer::wait(question, options, say)
+    }
+
+    fn release(
+        &self,
+        question: &Question,
+        options: &ReleaseOptions,
+        talk: &mut dyn Talk,
+    ) -> anyhow::Result<Diagnosis> {
+        release::release(question, options, talk)
     }
 
     fn doctor(&self, question: &Question) -> anyhow::Result<DoctorReport> {

@@ -15,6 +15,7 @@
 //! Any character device serves as the GPU; the tests use nodes for 1:5 (`/dev/zero`), which can be mapped and harms
 //! nobody.
 
+pub mod exam;
 pub mod harness;
 pub mod poll;
 pub mod proc;

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use gpu_tracer_tests::harness::{Answer, Device, Play, Tracer};
+use std::time::Duration;
+
+use gpu_tracer_tests::harness::{Answer, Device, Play, Tracer, eventually};
 
 fn assert_consistent(answer: &Answer) {
     let ids: BTreeSet<u64> = answer.report.files.iter().map(|file| file.id).collect();
@@ -44,6 +46,24 @@ fn several_predicaments_at_once_do_not_disturb_each_other() {
             .collect();
     for play in &plays {
         assert_consistent(&play.check());
+    }
+}
+
+#[test]
+fn a_device_whose_holders_are_all_known_is_seen_completely() {
+    for name in ["plain", "in-flight", "in-flight-netns", "in-flight-unaccepted", "io-uring", "private-table"]
+    {
+        let play = Play::stage_on(Device::nobodys(), name, &[]);
+        play.check();
+        let tracer = Tracer::new(&play.device);
+        // Other tasks of the host are half-way through exit for an instant now and then.
+        eventually(&format!("a complete answer while {name} is staged"), Duration::from_secs(20), || {
+            let answer = tracer.holders();
+            assert_eq!(answer.status, 1, "{}", answer.text);
+            let complete = answer.report.coverage.complete;
+            assert_eq!(complete, answer.report.coverage.missing.is_empty(), "{}", answer.text);
+            complete.then_some(())
+        });
     }
 }
 

@@ -25,7 +25,7 @@ fn a_name_that_looks_like_the_rest_of_stat_changes_nothing() {
 
 #[test]
 fn no_holder_is_lost_to_its_name() {
-    Play::stage("hostile-swarm", &["400"]).check();
+    Play::stage("hostile-swarm", &["1000"]).check();
 }
 
 /// Everything that must not reach a terminal raw, in text that should hold none of it but line ends.

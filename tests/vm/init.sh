@@ -42,6 +42,12 @@ milliseconds() {
 	echo $((${up%.*} * 1000 + ${hundredths#0} * 10))
 }
 
+# Loads the stand-in driver; from here on NVML is the one that answers from it.
+use_standin_driver() {
+	export GPU_TRACER_NVML_LIBRARY=/opt/gpu-tracer/lib/libnvidia-ml.so.1 STANDIN_NVML=/opt/gpu-tracer/lib/nvml.json
+	standin-driver load
+}
+
 while read -r module; do
 	insmod "/vm/modules/$module" || echo "cannot load $module" >&3
 done </vm/modules/order
@@ -50,74 +56,105 @@ done </vm/modules/order
 watch_tests() {
 	told=
 	while sleep 5; do
-		read -r test began </run/test 2>/dev/null || continue
-		if [ "$test" != "$told" ] && [ $(($(milliseconds) - began)) -gt $((TEST_SECONDS * 1000 + 10000)) ]; then
-			told=$test
-			report hung "$test"
-			echo w >/proc/sysrq-trigger
-			ps -o pid,stat,comm,args >/dev/console
-		fi
+		for running in /run/tests/*; do
+			read -r began test 2>/dev/null <"$running" || continue
+			if [ "$test" != "$told" ] && [ $(($(milliseconds) - began)) -gt $((TEST_SECONDS * 1000 + 10000)) ]; then
+				told=$test
+				report hung "$test"
+				echo w >/proc/sysrq-trigger
+				ps -o pid,stat,comm,args >/dev/console
+			fi
+		done
 	done
 }
 
-passed=0
-failed=0
-ignored=0
-
-# run_test NAME COMMAND...: prints what the command printed only if it failed.
+# run_test WORKER NAME COMMAND...: prints what the command printed only if it failed. How it ended goes to /run/endings.
 run_test() {
-	name=$1
-	shift
-	case $name in *"$FILTER"*) ;; *) return ;; esac
+	worker=$1
+	name=$2
+	shift 2
 	began=$(milliseconds)
-	echo "$name $began" >/run/test
-	timeout -s KILL "$TEST_SECONDS" "$@" </dev/null >/tmp/output 2>&1
+	echo "$began $name" >/run/tests/$worker
+	timeout -s KILL "$TEST_SECONDS" "$@" </dev/null >/run/output.$worker 2>&1
 	status=$?
 	took=$(($(milliseconds) - began))
-	rm -f /run/test
+	rm -f /run/tests/$worker
+	ending=ok
 	if [ $status != 0 ]; then
-		failed=$((failed + 1))
-		cat /tmp/output >&3
-		echo "status $status" >&3
-		report test failed $took "$name"
-	elif grep -q '^test result: ok. 0 passed; 0 failed; 1 ignored' /tmp/output; then
-		ignored=$((ignored + 1))
-		report test ignored $took "$name"
-	else
-		passed=$((passed + 1))
-		report test ok $took "$name"
+		ending=failed
+	elif grep -q '^test result: ok. 0 passed; 0 failed; 1 ignored' /run/output.$worker; then
+		ending=ignored
 	fi
+	echo $ending >>/run/endings
+	(
+		flock 9
+		if [ $ending = failed ]; then
+			cat /run/output.$worker >&3
+			echo "status $status" >&3
+		fi
+		report test $ending $took "$name"
+	) 9>/run/printing
 }
 
-# run_binary FILE: each test of a Rust test program, in a process of its own.
-run_binary() {
-	for test in $("$1" --list --format terse 2>/dev/null | sed -n 's/: test$//p'); do
-		run_test "${1##*/}::$test" "$1" --exact "$test" --nocapture
+# list_tests PROGRAM...: "name program test" of each test that the filter allows.
+list_tests() {
+	for program in "$@"; do
+		"$program" --list --format terse 2>/dev/null | sed -n 's/: test$//p' | while read -r test; do
+			case ${program##*/}::$test in
+			*"$FILTER"*) echo "${program##*/}::$test $program $test" ;;
+			esac
+		done
 	done
+}
+
+# run_listed FILE WORKERS: runs the listed tests, each in a process of its own, so many at a time.
+run_listed() {
+	rm -rf /run/claimed
+	mkdir /run/claimed
+	worker=0
+	while [ $worker -lt "$2" ]; do
+		worker=$((worker + 1))
+		while read -r name program test; do
+			mkdir "/run/claimed/$name" 2>/dev/null || continue
+			run_test $worker "$name" "$program" --exact "$test" --nocapture
+		done <"$1" &
+		workers="$workers $!"
+	done
+	wait $workers
+	workers=
+}
+
+# run_named NAME COMMAND...: a test that is no Rust program.
+run_named() {
+	case $1 in *"$FILTER"*) run_test 0 "$@" ;; esac
 }
 
 # What the kernel complains of while the tests run is a failure as well. Stalls are not: the machine may be slow.
-kernel_did_not_complain() {
-	dmesg | grep -E 'WARNING: .*\.[ch]:[0-9]+|refcount_t: |BUG: (sleeping|scheduling|Bad|using)|lockdep|list_(add|del) corruption' && return 1
-	return 0
+complaints() {
+	dmesg | grep -E 'WARNING: .*\.[ch]:[0-9]+|refcount_t: |BUG: (sleeping|scheduling|Bad|using)|list_(add|del) corruption'
+}
+
+count() {
+	grep -c "^$1$" /run/endings
 }
 
 run_suite() {
+	mkdir /run/tests
+	: >/run/endings
 	watch_tests &
-	for binary in /opt/gpu-tracer/tests/*; do
-		case $binary in */vm_*|*'*') ;; *) run_binary "$binary" ;; esac
-	done
-	run_test standin-driver::selftest standin-selftest
-	if ! standin-driver load >&3 2>&1; then
-		failed=$((failed + 1))
-		report test failed 0 standin-driver::load
+	others=$(ls /opt/gpu-tracer/tests/* 2>/dev/null | grep -v '/vm_[^/]*$')
+	list_tests $others >/run/list
+	run_listed /run/list 2
+	run_named standin-driver::selftest standin-selftest
+	# The driver's knobs are everybody's, so these tests come one after another.
+	list_tests $(ls /opt/gpu-tracer/tests/vm_* 2>/dev/null) >/run/list
+	if [ -s /run/list ]; then
+		use_standin_driver >/run/loading 2>&1 || run_test 0 standin-driver::loads sh -c 'cat /run/loading; exit 1'
+		run_listed /run/list 1
 	fi
-	for binary in /opt/gpu-tracer/tests/vm_*; do
-		[ -e "$binary" ] && run_binary "$binary"
-	done
-	kernel_did_not_complain >/tmp/complaints || run_test kernel::did_not_complain sh -c 'cat /tmp/complaints; exit 1'
+	complaints >/run/complaints && run_test 0 kernel::does_not_complain sh -c 'cat /run/complaints; exit 1'
 	status=0
-	[ $failed = 0 ] || status=1
+	[ "$(count failed)" = 0 ] || status=1
 }
 
 case $MODE in
@@ -126,19 +163,20 @@ suite)
 	run_suite
 	;;
 command)
-	[ "$DRIVER" = no ] || standin-driver load >&3 2>&1
+	[ "$DRIVER" = no ] || use_standin_driver >&3 2>&1
 	report up "$(uname -r)"
 	sh /vm/command </dev/null >&3 2>&1
 	status=$?
 	;;
 shell)
-	[ "$DRIVER" = no ] || standin-driver load
+	[ "$DRIVER" = no ] || use_standin_driver
 	report up "$(uname -r)"
 	setsid sh -c 'exec sh -l </dev/ttyS0 >/dev/ttyS0 2>&1'
 	status=0
 	;;
 esac
-report verdict "{\"status\":$status,\"passed\":$passed,\"failed\":$failed,\"ignored\":$ignored}"
+[ -e /run/endings ] || : >/run/endings
+report verdict "{\"status\":$status,\"passed\":$(count ok),\"failed\":$(count failed),\"ignored\":$(count ignored)}"
 # Let the serial line drain.
 sleep 0.2
 poweroff -f

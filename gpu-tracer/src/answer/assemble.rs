@@ -8,9 +8,10 @@ use super::look::Looked;
 use crate::diagnose::{self, Evidence};
 use crate::gpu::claims::NvmlAnswer;
 use crate::kernel::{self, Clock, Devices};
-use crate::ledger::{FileView, HolderView};
+use crate::ledger::{FileView, HolderView, Origin};
 use crate::model::report::{
-    Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report, SCHEMA,
+    Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
+    SCHEMA,
 };
 use crate::model::{DeviceNumber, Gpu, ProcessId, TaskState};
 use crate::process::facts::read_stat;
@@ -19,19 +20,22 @@ use crate::process::{self, FactOptions, MmReadable, ProcFs, ProcessFacts};
 /// The whole report, for all GPUs.
 pub(super) fn report(devices: &Devices, looked: &Looked, nvml: &NvmlAnswer, clock: &Clock) -> Report {
     let files: Vec<FileReport> =
-        looked.view.files.iter().map(|file| file_report(file, devices, clock)).collect();
+        looked.view.files.iter().map(|file| file_report(file, looked, devices, clock)).collect();
     let holders: Vec<Holder> =
-        looked.view.holders.iter().map(|view| holder(view, looked, devices, nvml, clock)).collect();
-    Report {
+        looked.view.holders.iter().map(|view| holder(view, looked, devices, clock)).collect();
+    let mut report = Report {
         schema: SCHEMA,
         taken_at: wall(clock, looked.view.taken_ns),
         boot_id: kernel::boot_id(Path::new("/")).unwrap_or_default(),
         plan: looked.plan.to_owned(),
         coverage: coverage(looked, &files, devices),
-        gpus: devices.gpus.iter().map(|gpu| gpu_report(gpu, nvml)).collect(),
+        cost: Cost::default(),
+        gpus: devices.gpus.iter().map(gpu_report).collect(),
         files,
         holders,
-    }
+    };
+    add_memory(&mut report, nvml);
+    report
 }
 
 fn wall(clock: &Clock, boot_ns: u64) -> String {
@@ -68,30 +72,42 @@ fn coverage(looked: &Looked, files: &[FileReport], devices: &Devices) -> Coverag
     Coverage { complete: missing.is_empty(), missing }
 }
 
-fn gpu_report(gpu: &Gpu, nvml: &NvmlAnswer) -> GpuReport {
-    let claimed = nvml.gpus.iter().find(|claimed| {
-        gpu.uuid.is_some() && claimed.identity.uuid == gpu.uuid
-            || gpu.uuid.is_none() && claimed.identity.index == gpu.index
-    });
+fn gpu_report(gpu: &Gpu) -> GpuReport {
     GpuReport {
         index: gpu.index,
         minor: gpu.minor,
         uuid: gpu.uuid.clone(),
         bus_id: gpu.bus_id.clone(),
         name: gpu.name.clone(),
-        memory_used_mib: claimed.and_then(|claimed| claimed.memory.used_mib),
-        memory_total_mib: claimed.and_then(|claimed| claimed.memory.total_mib),
-        unattributed_mib: claimed.and_then(|claimed| claimed.attribution().unattributed_mib),
+        ..GpuReport::default()
     }
 }
 
-fn file_report(file: &FileView, devices: &Devices, clock: &Clock) -> FileReport {
+/// Adds NVML's figures to a report without any.
+pub(super) fn add_memory(report: &mut Report, nvml: &NvmlAnswer) {
+    for gpu in &mut report.gpus {
+        let claimed = nvml.gpus.iter().find(|claimed| {
+            gpu.uuid.is_some() && claimed.identity.uuid == gpu.uuid
+                || gpu.uuid.is_none() && claimed.identity.index == gpu.index
+        });
+        let Some(claimed) = claimed else { continue };
+        gpu.memory_used_mib = claimed.memory.used_mib;
+        gpu.memory_total_mib = claimed.memory.total_mib;
+        gpu.unattributed_mib = claimed.attribution().unattributed_mib;
+    }
+    for holder in &mut report.holders {
+        holder.memory = held_memory(holder, nvml);
+    }
+}
+
+fn file_report(file: &FileView, looked: &Looked, devices: &Devices, clock: &Clock) -> FileReport {
     let device = devices.table.identify(file.device);
     FileReport {
         id: file.id,
         device: device_name(devices, file.device),
         gpu: device.and_then(|device| device.gpu),
         state: file.state.word().to_owned(),
+        since: file.state.since_ns().map(|since_ns| wall(clock, since_ns)),
         references: file.count,
         unexplained: file.unexplained,
         driver_pins: file.driver_pins,
@@ -101,7 +117,7 @@ fn file_report(file: &FileView, devices: &Devices, clock: &Clock) -> FileReport 
             start_ns: opened.opener.process.start_ns,
             comm: opened.opener.comm.clone(),
             cmdline: opened.opener.cmdline.clone(),
-            alive: is_alive(opened.opener.process),
+            alive: !looked.ended.contains(&opened.opener.process) && is_alive(opened.opener.process),
         }),
     }
 }
@@ -116,7 +132,7 @@ fn device_name(devices: &Devices, number: DeviceNumber) -> String {
     devices.table.identify(number).map_or_else(|| number.to_string(), |device| device.name)
 }
 
-fn holder(view: &HolderView, looked: &Looked, devices: &Devices, nvml: &NvmlAnswer, clock: &Clock) -> Holder {
+fn holder(view: &HolderView, looked: &Looked, devices: &Devices, clock: &Clock) -> Holder {
     let carrier = &view.carrier;
     // The address space of a task that is exiting or in D state must not be read: the read could hang as well.
     let blocked = carrier.exiting || carrier.state == TaskState::Uninterruptible;
@@ -130,7 +146,9 @@ fn holder(view: &HolderView, looked: &Looked, devices: &Devices, nvml: &NvmlAnsw
         devices: &held,
         view: &looked.view,
     };
-    let why = diagnose::why(&evidence).into_iter().map(str::to_owned).collect();
+    let mut why = diagnose::why(&evidence);
+    why.extend(by_history(view).into_iter().filter(|word| !why.contains(word)).collect::<Vec<_>>());
+    let why = why.into_iter().map(str::to_owned).collect();
     let role = diagnose::role(&evidence).to_owned();
     let facts_or = |pick: fn(&ProcessFacts) -> Option<crate::model::RawText>| facts.as_ref().and_then(pick);
     Holder {
@@ -147,6 +165,7 @@ fn holder(view: &HolderView, looked: &Looked, devices: &Devices, nvml: &NvmlAnsw
         state: carrier.state.letter().to_string(),
         leader_state: view.leader.as_ref().unwrap_or(carrier).state.letter().to_string(),
         wchan: facts.as_ref().and_then(|facts| facts.wchan.clone()),
+        closing: facts.as_ref().and_then(|facts| closing(&facts.stack)).map(str::to_owned),
         stack: facts.as_ref().map(|facts| facts.stack.clone()).unwrap_or_default(),
         exiting: carrier.exiting,
         sigkill_pending: carrier.sigkill_pending,
@@ -158,9 +177,38 @@ fn holder(view: &HolderView, looked: &Looked, devices: &Devices, nvml: &NvmlAnsw
         job: facts_or(|facts| facts.placement.job.clone()),
         role,
         why,
-        memory: held_memory(view, nvml),
+        memory: Vec::new(),
         devices: held,
     }
+}
+
+/// How it came to hold what it holds, as far as that was seen.
+fn by_history(view: &HolderView) -> Vec<&'static str> {
+    let any = |which: fn(Origin) -> bool| view.held.iter().any(|file| which(file.origin));
+    let inherited = any(|origin| matches!(origin, Origin::Inherited { .. }));
+    let passed = any(|origin| matches!(origin, Origin::Passed { .. }));
+    inherited.then_some("inherited").into_iter().chain(passed.then_some("passed")).collect()
+}
+
+/// What a task is closing, by the function of a file system that its kernel stack shows it in.
+fn closing(stack: &[String]) -> Option<&'static str> {
+    const KNOWN: &[(&str, &str)] = &[
+        ("fuse_flush", "a file on a FUSE file system whose server does not answer"),
+        ("fuse_release", "a file on a FUSE file system whose server does not answer"),
+        ("nfs_file_flush", "a file on an NFS server that does not answer"),
+        ("nfs4_file_flush", "a file on an NFS server that does not answer"),
+        ("cifs_flush", "a file on an SMB server that does not answer"),
+        ("ceph_flush", "a file on a Ceph cluster that does not answer"),
+        ("uvm_release", "a handle of the NVIDIA driver (nvidia-uvm)"),
+        ("nvidia_close", "a handle of the NVIDIA driver"),
+    ];
+    let in_close =
+        |frame: &String| ["filp_flush", "filp_close", "__fput"].iter().any(|name| frame.contains(name));
+    if !stack.iter().any(in_close) {
+        return None;
+    }
+    let known = |frame: &String| KNOWN.iter().find(|(function, _)| frame.contains(function));
+    stack.iter().find_map(known).map(|(_, what)| *what)
 }
 
 /// What `/proc` says of a holder, if it is of this very process that `/proc` speaks.
@@ -193,6 +241,7 @@ fn held_devices(view: &HolderView, devices: &Devices) -> Vec<HeldDevice> {
         held.maps += file.maps;
         held.in_flight += file.in_flight;
         held.io_uring += file.io_uring;
+        held.dropping += file.dropping;
         held.files.push(file.id);
     }
     let mut held: Vec<HeldDevice> = by_device.into_values().collect();
@@ -201,11 +250,11 @@ fn held_devices(view: &HolderView, devices: &Devices) -> Vec<HeldDevice> {
 }
 
 /// NVML's figures for this process: it may name the process or one of its threads.
-fn held_memory(view: &HolderView, nvml: &NvmlAnswer) -> Vec<HeldMemory> {
+fn held_memory(holder: &Holder, nvml: &NvmlAnswer) -> Vec<HeldMemory> {
     let mut by_gpu: HashMap<u32, u64> = HashMap::new();
     for gpu in &nvml.gpus {
         for process in &gpu.memory.processes {
-            let same = process.pid == view.process.tgid || view.tids.contains(&process.pid);
+            let same = process.pid == holder.pid || holder.tids.contains(&process.pid);
             if let (true, Some(mib)) = (same, process.mib) {
                 *by_gpu.entry(gpu.memory.gpu).or_default() += mib;
             }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::kernel::{Btf, boot_now};
 use crate::ledger::{Ledger, View};
-use crate::model::{DeviceTable, Missing, Snapshot, Task};
+use crate::model::{DeviceTable, Missing, ProcessId, Snapshot, Task};
 use crate::probe::{Iterators, ProbeError, procwalk, waiting};
 use crate::process::namespaces;
 
@@ -26,6 +26,12 @@ pub(crate) struct Looked {
     /// `snapshot` or `proc`.
     pub(crate) plan: &'static str,
     pub(crate) missing: Vec<Missing>,
+    /// Snapshots taken.
+    pub(crate) looks: u32,
+    /// Tasks half-way through exit, in both looks; each is in `missing` too.
+    pub(crate) half_gone: Vec<Task>,
+    /// Openers whose end was seen: a process with the PID of one of them is another, however soon it came.
+    pub(crate) ended: HashSet<ProcessId>,
 }
 
 /// A way to look at this host.
@@ -63,7 +69,7 @@ impl Looker {
                 let half_gone = half_gone(&first);
                 ledger.reconcile(&first);
                 if half_gone.is_empty() && ledger.view().files.iter().all(|file| file.unexplained == 0) {
-                    return Ok(Looked::by_iterators(ledger.view(), first.missing, &[]));
+                    return Ok(Looked::by_iterators(ledger.view(), first.missing, &[], 1));
                 }
                 thread::sleep(BETWEEN_LOOKS);
                 let mut second = take()?;
@@ -78,7 +84,7 @@ impl Looker {
                 ledger.reconcile(&second);
                 let mut view = ledger.view();
                 settle(&mut view, &doubtful);
-                Ok(Looked::by_iterators(view, second.missing, &still))
+                Ok(Looked::by_iterators(view, second.missing, &still, 2))
             }
             Self::ProcWalk(why) => {
                 let mut snapshot = procwalk::walk(Path::new("/proc"), devices, boot_now());
@@ -86,21 +92,39 @@ impl Looker {
                 snapshot.missing.insert(0, Missing { what: "iterators", why: why.to_string() });
                 let mut ledger = Ledger::new();
                 ledger.reconcile(&snapshot);
-                Ok(Looked { view: ledger.view(), plan: "proc", missing: snapshot.missing })
+                Ok(Looked {
+                    view: ledger.view(),
+                    plan: "proc",
+                    missing: snapshot.missing,
+                    looks: 1,
+                    half_gone: Vec::new(),
+                    ended: HashSet::new(),
+                })
             }
         }
     }
 }
 
 impl Looked {
-    fn by_iterators(view: View, mut missing: Vec<Missing>, half_gone: &[Task]) -> Self {
+    /// What a daemon has seen under this plan.
+    pub(crate) fn by_daemon(
+        view: View,
+        plan: &'static str,
+        missing: Vec<Missing>,
+        looks: u32,
+        ended: HashSet<ProcessId>,
+    ) -> Self {
+        Self { view, plan, missing, looks, half_gone: Vec::new(), ended }
+    }
+
+    fn by_iterators(view: View, mut missing: Vec<Missing>, half_gone: &[Task], looks: u32) -> Self {
         missing.extend(pid_namespace());
         missing.extend(half_gone.iter().map(half_gone_task));
-        Self { view, plan: "snapshot", missing }
+        Self { view, plan: "snapshot", missing, looks, half_gone: half_gone.to_vec(), ended: HashSet::new() }
     }
 }
 
-fn half_gone(snapshot: &Snapshot) -> Vec<Task> {
+pub(crate) fn half_gone(snapshot: &Snapshot) -> Vec<Task> {
     snapshot.tasks.iter().filter(|task| task.is_half_gone()).cloned().collect()
 }
 
@@ -112,7 +136,7 @@ fn settle(view: &mut View, before: &View) {
     }
 }
 
-fn half_gone_task(task: &Task) -> Missing {
+pub(crate) fn half_gone_task(task: &Task) -> Missing {
     let process = if task.is_leader() {
         format!("PID {}", task.tgid)
     } else {
@@ -131,7 +155,7 @@ fn half_gone_task(task: &Task) -> Missing {
 }
 
 /// Iterators show the tasks of the reader's PID namespace and those below, no others.
-fn pid_namespace() -> Option<Missing> {
+pub(crate) fn pid_namespace() -> Option<Missing> {
     (!namespaces::is_initial_pid()).then(|| Missing {
         what: "pid-namespace",
         why: "processes outside this PID namespace cannot be seen; ask on the host, or where the host's PID 1 can be \

@@ -9,7 +9,7 @@ use crate::model::report::Report;
 ///
 /// A shared device (`nvidiactl`, `nvidia-uvm`) names no GPU, and one such handle alone can keep the memory of any. So a
 /// holder stays if it holds a selected GPU's own device, or no GPU's own device at all.
-pub(super) fn narrow(report: &mut Report, selection: &Selection) {
+pub(crate) fn narrow(report: &mut Report, selection: &Selection) {
     if selection.all {
         return;
     }

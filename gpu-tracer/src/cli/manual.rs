@@ -29,14 +29,19 @@ const DEVICES: (&str, &str) =
 
 const PROGRAM: Sections = Sections {
     statuses: &[
-        ("0", "holders: nobody holds it. doctor: fully able."),
-        ("1", "holders: held. doctor: degraded."),
+        ("0", "Free: nobody holds it. doctor: fully able."),
+        ("1", "Held; for why, wait and release: by what can be killed. doctor: degraded."),
         ("2", "Wrong usage or an error. doctor: cannot work here."),
-        ("3", "holders: nobody was seen, but not everything could be seen."),
+        ("3", "Unknown: nobody was seen, but not everything could be seen."),
+        ("4", "why, wait, release: stuck, SIGKILL will not help."),
+        ("5", "why, wait, release: memory is in use and nobody holds a handle."),
     ],
     environment: &[DEVICES, NO_COLOR, COLUMNS],
     examples: &[
         ("gpu-tracer holders", "Who holds any GPU of this host."),
+        ("gpu-tracer why 4", "What keeps GPU 4, and what to do about it."),
+        ("gpu-tracer release 4 --dry-run", "Whom it would end to free GPU 4."),
+        ("gpu-tracer wait 4 --timeout 60s", "Return when GPU 4 is free."),
         ("gpu-tracer doctor", "What works here, and what to do about the rest."),
     ],
 };
@@ -69,6 +74,92 @@ const HOLDERS: Sections = Sections {
             "For scripts: only 0 means free.",
         ),
         ("gpu-tracer holders --device /dev/kfd=kfd", "Who holds another device."),
+    ],
+};
+
+/// The worst of the GPUs asked about decides.
+const DIAGNOSED: &[(&str, &str)] = &[
+    ("0", "Free: nobody holds a handle, and everything was looked at."),
+    ("1", "Held by what can be killed."),
+    ("2", "Wrong usage or an error."),
+    ("3", "Unknown: not everything could be seen, or what was seen has no name."),
+    ("4", "Stuck: SIGKILL will not help. Of several GPUs the worst counts: 4, then 5, 1, 3, 0."),
+    ("5", "Memory is in use and nobody holds a handle: no process can be killed to free it."),
+];
+
+const WHY: Sections = Sections {
+    statuses: DIAGNOSED,
+    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    examples: &[
+        ("gpu-tracer why 4", "What keeps GPU 4, and what to do about it."),
+        ("gpu-tracer why --format json | jq -r '.gpus[] | [.gpu, .verdict] | @tsv'", "One verdict per GPU."),
+        ("gpu-tracer why --pid 428", "Is process 428 to blame?"),
+    ],
+};
+
+const WAIT: Sections = Sections {
+    statuses: DIAGNOSED,
+    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    examples: &[
+        ("gpu-tracer wait 0-3 --timeout 60s", "Until GPUs 0 to 3 are free, for a minute at most."),
+        (
+            "ExecStartPre=/usr/bin/gpu-tracer wait all --timeout 120s --ignore infrastructure",
+            "In a systemd unit: start only on free GPUs. No shell is needed.",
+        ),
+        (
+            "gpu-tracer wait 0 --below 1GiB --timeout 5m",
+            "Until less than 1 GiB is used on GPU 0, whoever holds it.",
+        ),
+    ],
+};
+
+const RELEASE: Sections = Sections {
+    statuses: DIAGNOSED,
+    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    examples: &[
+        ("gpu-tracer release 4 --dry-run", "The plan, and nothing else."),
+        ("gpu-tracer release 4", "Says whom it will end, asks, ends them and waits for the release."),
+        ("gpu-tracer release all --yes --grace 30s", "For scripts: half a minute for an orderly end."),
+    ],
+};
+
+const WATCH: Sections = Sections {
+    statuses: &[
+        ("0", "Whoever read it has gone."),
+        ("2", "The daemon has ended, hooks cannot be attached (not root?), wrong usage, or an error."),
+    ],
+    environment: &[DEVICES, NO_COLOR],
+    examples: &[
+        ("gpu-tracer watch", "What happens to the GPUs of this host, from now on."),
+        (
+            "gpu-tracer watch --format json | jq -c 'select(.what == \"killed\") | {pid: .process.pid, by: .by[0].comm}'",
+            "Who kills whom, for programs.",
+        ),
+        ("gpu-tracer watch --standalone --device /dev/fuse=fuse", "Another device, without a daemon."),
+    ],
+};
+
+const RUN: Sections = Sections {
+    statuses: &[
+        ("0", "It was told to stop (SIGTERM, SIGINT), or --unpin did its work."),
+        ("2", "Another daemon runs, the configuration is wrong, the kernel does not allow it, or an error."),
+    ],
+    environment: &[
+        DEVICES,
+        (
+            "NOTIFY_SOCKET, WATCHDOG_USEC",
+            "Set by systemd: it is told when the daemon is ready, and that it lives.",
+        ),
+    ],
+    examples: &[
+        ("systemctl enable --now gpu-tracer", "As a service: the usual way."),
+        ("sudo gpu-tracer run", "By hand, with what /etc/gpu-tracer.toml says."),
+        ("curl --unix-socket /run/gpu-tracer/gpu-tracer.sock http://localhost/v1/status", "How it is doing."),
+        (
+            "sudo gpu-tracer run --socket /run/t/sock --state-dir /run/t/state --pin-dir /run/t/pins --device 1:5=nvidia0",
+            "A second one beside it, to try something out.",
+        ),
+        ("sudo gpu-tracer run --unpin", "After the daemon was removed: nothing of it stays in the kernel."),
     ],
 };
 
@@ -110,6 +201,11 @@ const MAN: Sections = Sections {
 pub(super) fn sections(topic: Option<&str>) -> Sections {
     match topic {
         Some("holders") => HOLDERS,
+        Some("why") => WHY,
+        Some("wait") => WAIT,
+        Some("release") => RELEASE,
+        Some("watch") => WATCH,
+        Some("run") => RUN,
         Some("doctor") => DOCTOR,
         Some("completions") => COMPLETIONS,
         Some("man") => MAN,
@@ -118,8 +214,13 @@ pub(super) fn sections(topic: Option<&str>) -> Sections {
 }
 
 /// Commands that have a page: what they are called, the name of the page, and how they are called.
-const TOPICS: [(&str, &str, &str); 4] = [
+const TOPICS: [(&str, &str, &str); 9] = [
     ("holders", "gpu-tracer-holders", "gpu-tracer holders"),
+    ("why", "gpu-tracer-why", "gpu-tracer why"),
+    ("wait", "gpu-tracer-wait", "gpu-tracer wait"),
+    ("release", "gpu-tracer-release", "gpu-tracer release"),
+    ("watch", "gpu-tracer-watch", "gpu-tracer watch"),
+    ("run", "gpu-tracer-run", "gpu-tracer run"),
     ("doctor", "gpu-tracer-doctor", "gpu-tracer doctor"),
     ("completions", "gpu-tracer-completions", "gpu-tracer completions"),
     ("man", "gpu-tracer-man", "gpu-tracer man"),

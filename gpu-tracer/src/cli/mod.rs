@@ -8,7 +8,12 @@ mod doctor;
 mod holders;
 mod man;
 mod manual;
+mod release;
+mod run;
 mod screen;
+mod wait;
+mod watch;
+mod why;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
@@ -18,10 +23,13 @@ use anyhow::Context as _;
 use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 pub use crate::answer::Question;
+use crate::answer::{WaitOptions, Waited};
 use crate::kernel::devices::ExtraDevice;
 use crate::model::ExitStatus;
+use crate::model::diagnosis::Diagnosis;
 use crate::model::doctor::DoctorReport;
 use crate::model::report::Report;
+use crate::release::{ReleaseOptions, Talk};
 use crate::render::text::escape_str;
 use screen::Screen;
 
@@ -36,6 +44,34 @@ pub trait Answers {
     /// Selectors that select nothing, and whatever keeps an answer from being given at all. What merely could not be seen
     /// is no error: it stands in the report.
     fn holders(&self, question: &Question) -> anyhow::Result<Report>;
+
+    /// What keeps which GPU, and what will make it let go; also a word on each of these PIDs.
+    ///
+    /// # Errors
+    /// As for [`Answers::holders`].
+    fn why(&self, question: &Question, pids: &[u32]) -> anyhow::Result<Diagnosis>;
+
+    /// Waits until GPUs are free, telling `say` why it does.
+    ///
+    /// # Errors
+    /// As for [`Answers::holders`].
+    fn wait(
+        &self,
+        question: &Question,
+        options: &WaitOptions,
+        say: &mut dyn FnMut(&str),
+    ) -> anyhow::Result<Waited>;
+
+    /// Ends the holders that can be ended; returns how things are afterwards.
+    ///
+    /// # Errors
+    /// As for [`Answers::holders`]; also when there is nobody to ask.
+    fn release(
+        &self,
+        question: &Question,
+        options: &ReleaseOptions,
+        talk: &mut dyn Talk,
+    ) -> anyhow::Result<Diagnosis>;
 
     /// What works on this host.
     ///
@@ -91,6 +127,11 @@ impl Common {
 #[derive(Debug, Subcommand)]
 enum Command {
     Holders(holders::Arguments),
+    Watch(watch::Arguments),
+    Run(run::Arguments),
+    Why(why::Arguments),
+    Wait(wait::Arguments),
+    Release(release::Arguments),
     Doctor(doctor::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
@@ -152,6 +193,11 @@ fn answer(
     let devices = || cli.common.devices(devices);
     let (status, written) = match &cli.command {
         Command::Holders(arguments) => arguments.run(devices()?, answers, screen, out)?,
+        Command::Watch(arguments) => (ExitStatus::Free, arguments.run(devices()?, screen, out)?),
+        Command::Run(arguments) => (ExitStatus::Free, arguments.run(devices()?, out)?),
+        Command::Why(arguments) => arguments.run(devices()?, answers, screen, out)?,
+        Command::Wait(arguments) => arguments.run(devices()?, answers, screen, out)?,
+        Command::Release(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Doctor(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Completions(arguments) => (ExitStatus::Free, arguments.run(out)),
         Command::Man(arguments) => (ExitStatus::Free, arguments.run(out)),

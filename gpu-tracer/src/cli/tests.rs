@@ -2,7 +2,7 @@ use std::cell::RefCell;
 
 use super::*;
 use crate::model::doctor::{Ability, FoundDevice};
-use crate::model::report::{Coverage, GpuReport, SCHEMA};
+use crate::model::report::{Cost, Coverage, GpuReport, SCHEMA};
 
 /// Answers that were thought up, and the questions that came.
 struct Given {
@@ -13,6 +13,7 @@ struct Given {
 impl Given {
     fn new(complete: bool) -> Self {
         let report = Report {
+            cost: Cost::default(),
             schema: SCHEMA,
             taken_at: "2026-11-29T15:02:11.123Z".to_owned(),
             boot_id: String::new(),
@@ -33,6 +34,36 @@ impl Answers for Given {
             anyhow::bail!("GPU 99 does not exist\x1b[2J");
         }
         Ok(self.report.clone())
+    }
+
+    fn why(&self, question: &Question, pids: &[u32]) -> anyhow::Result<Diagnosis> {
+        self.asked.borrow_mut().push(question.clone());
+        let asked = pids.iter().map(|pid| (*pid, crate::diagnose::input::Resolved::Dead)).collect();
+        let input = crate::diagnose::Input { asked, ..crate::diagnose::Input::of(self.report.clone()) };
+        Ok(crate::diagnose::diagnose(&input))
+    }
+
+    fn wait(
+        &self,
+        question: &Question,
+        options: &WaitOptions,
+        say: &mut dyn FnMut(&str),
+    ) -> anyhow::Result<Waited> {
+        say(&format!("{options:?}"));
+        let diagnosis = self.why(question, &[])?;
+        Ok(Waited { status: diagnosis.exit_status(), diagnosis, took: std::time::Duration::ZERO })
+    }
+
+    fn release(
+        &self,
+        question: &Question,
+        options: &ReleaseOptions,
+        talk: &mut dyn Talk,
+    ) -> anyhow::Result<Diagnosis> {
+        if !options.yes && !options.dry_run {
+            talk.confirm("End them?")?;
+        }
+        self.why(question, &[])
     }
 
     fn doctor(&self, question: &Question) -> anyhow::Result<DoctorReport> {
@@ -98,6 +129,22 @@ fn exit_status_is_that_of_the_answer() {
     assert_eq!(status, ExitStatus::Unknown);
     assert!(text.starts_with("Unknown: no holder of GPU 0 was seen"), "{text}");
     assert_eq!(output("doctor", None, &Given::new(true)).unwrap().0, ExitStatus::Held);
+}
+
+#[test]
+fn the_diagnosis_decides_the_status_of_why_wait_and_release() {
+    for command in ["why", "wait --timeout 0", "release --yes"] {
+        assert_eq!(output(command, None, &Given::new(true)).unwrap().0, ExitStatus::Free, "{command}");
+        assert_eq!(output(command, None, &Given::new(false)).unwrap().0, ExitStatus::Unknown, "{command}");
+    }
+    let (_, text) = output("why 0 --pid 7", None, &Given::new(true)).unwrap();
+    assert!(text.starts_with("GPU 0 is free: ") && text.contains("PID 7 does not exist"), "{text}");
+    let json = output("why --format json", None, &Given::new(true)).unwrap().1;
+    assert_eq!(serde_json::from_str::<Diagnosis>(&json).unwrap().gpus[0].verdict.word(), "free");
+    let csv = output("why --format csv,noheader", None, &Given::new(true)).unwrap().1;
+    assert!(csv.starts_with("0,free,"), "{csv}");
+    // A free GPU needs no words from `wait`.
+    assert_eq!(output("wait", None, &Given::new(true)).unwrap().1, "");
 }
 
 #[test]

@@ -1,56 +1,174 @@
 //! What kind of holder it is.
 
 use super::Evidence;
+use crate::model::report::HeldDevice;
 
-/// Programs that keep GPU devices open on purpose, by the name of their executable.
-const INFRASTRUCTURE: &[&str] = &[
-    "nvidia-persistenced",
-    "nv-hostengine",
-    "nv-fabricmanager",
-    "nvidia-fabricmanager",
-    "dcgm-exporter",
-    "nvidia-device-plugin",
-    "gpu-feature-discovery",
-    "nvidia-imex",
-    "gpud",
-];
-/// Programs that draw.
-const DISPLAY: &[&str] = &["Xorg", "Xwayland", "gnome-shell", "kwin_wayland", "sway", "weston", "mutter"];
-/// Programs that only look.
-const MONITORS: &[&str] = &["nvidia-smi", "nvtop", "nvitop", "gpustat", "all-smi", "btop"];
 /// Mappings of nvidiactl that `cuInit` alone makes.
 const INITIALISED_MAPS: u64 = 2;
+/// More descriptors of one device than NVML ever opens: left over by a fork of something that computed.
+const MONITOR_FDS: u64 = 8;
 
-/// `infrastructure`, `display`, `mps`, `monitor`, `initialised`, `compute`, or `unknown` for devices that are not NVIDIA's.
+/// Which executables play which role, by the name of their file.
 ///
-/// A process can call itself anything, so the name is that of its executable; otherwise the handles speak: a monitor
-/// maps nothing, `cuInit` maps two pages of the control device, a context dozens.
+/// A process can call itself anything, so its own name decides nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Roles {
+    /// Programs that keep GPU devices open on purpose.
+    pub infrastructure: Vec<String>,
+    /// Programs that draw.
+    pub display: Vec<String>,
+    /// Programs that only look.
+    pub monitors: Vec<String>,
+    /// Programs that a container runtime starts to set GPUs up.
+    pub container_hooks: Vec<String>,
+}
+
+impl Default for Roles {
+    fn default() -> Self {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Self {
+            infrastructure: names(&[
+                "nvidia-persistenced",
+                "nv-hostengine",
+                "nv-fabricmanager",
+                "nvidia-fabricmanager",
+                "nvlsm",
+                "dcgm-exporter",
+                "nvidia-device-plugin",
+                "gpu-feature-discovery",
+                "nvidia-imex",
+                "nvidia-powerd",
+                "nvidia-mig-manager",
+                "gpud",
+            ]),
+            display: names(&[
+                "Xorg",
+                "Xwayland",
+                "gnome-shell",
+                "kwin_wayland",
+                "kwin_x11",
+                "sway",
+                "weston",
+                "mutter",
+                "Hyprland",
+            ]),
+            monitors: names(&["nvidia-smi", "nvtop", "nvitop", "gpustat", "all-smi", "btop"]),
+            container_hooks: names(&[
+                "nvidia-container-cli",
+                "nvidia-container-runtime-hook",
+                "nvidia-container-toolkit",
+                "nvidia-cdi-hook",
+                "nvidia-ctk",
+            ]),
+        }
+    }
+}
+
+impl Roles {
+    /// `infrastructure`, `display`, `mps-control`, `mps-server`, `container-hook`, `monitor`, `initialised`, `compute`, or
+    /// `unknown` for devices that are not NVIDIA's.
+    ///
+    /// Where the executable says nothing the handles speak: a monitor maps nothing, `cuInit` maps two pages of the control
+    /// device, a context dozens.
+    #[must_use]
+    pub fn role(&self, exe: Option<&[u8]>, devices: &[HeldDevice]) -> &'static str {
+        let name = file_name(exe.unwrap_or_default());
+        let is_one_of = |known: &[String]| known.iter().any(|known| known.as_bytes() == name);
+        match name {
+            b"nvidia-cuda-mps-control" => return "mps-control",
+            b"nvidia-cuda-mps-server" => return "mps-server",
+            _ if is_one_of(&self.infrastructure) => return "infrastructure",
+            _ if is_one_of(&self.display) => return "display",
+            _ if is_one_of(&self.container_hooks) => return "container-hook",
+            _ if is_one_of(&self.monitors) => return "monitor",
+            _ => {}
+        }
+        let Some(control) = devices.iter().find(|held| held.device == "nvidiactl") else {
+            return "unknown";
+        };
+        let maps = devices.iter().map(|held| held.maps).fold(0u64, u64::saturating_add);
+        let indirect = devices.iter().any(|held| held.in_flight > 0 || held.io_uring > 0);
+        let own = devices.iter().any(|held| held.gpu.is_some());
+        let managed = devices.iter().any(|held| held.device == "nvidia-uvm");
+        match () {
+            () if indirect => "compute",
+            // NVML keeps a GPU's own device and the control device open. A control device alone may be exported memory.
+            () if maps == 0 && own && devices.iter().all(|held| held.fds <= MONITOR_FDS) => "monitor",
+            // With it goes nvidia-uvm; what is left without it is no library's doing.
+            () if maps > 0 && control.maps <= INITIALISED_MAPS && managed => "initialised",
+            () => "compute",
+        }
+    }
+}
+
+/// [`Roles::role`] by the default table.
 #[must_use]
 pub fn role(evidence: &Evidence<'_>) -> &'static str {
-    let exe = evidence.facts.and_then(|facts| facts.exe.as_ref()).map(|exe| exe.to_text());
-    let name = exe.as_deref().unwrap_or_default().rsplit('/').next().unwrap_or_default();
-    let name = name.strip_suffix(" (deleted)").unwrap_or(name);
-    if INFRASTRUCTURE.contains(&name) {
-        return "infrastructure";
+    let exe = evidence.facts.and_then(|facts| facts.exe.as_ref()).map(|exe| &exe.0[..]);
+    Roles::default().role(exe, evidence.devices)
+}
+
+/// Does a role belong to those that keep devices open on purpose: infrastructure, display, monitors?
+#[must_use]
+pub fn is_infrastructure(role: &str) -> bool {
+    matches!(role, "infrastructure" | "display" | "monitor" | "mps-control" | "container-hook")
+}
+
+fn file_name(exe: &[u8]) -> &[u8] {
+    let path = exe.strip_suffix(b" (deleted)").unwrap_or(exe);
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(device: &str, fds: u64, maps: u64) -> HeldDevice {
+        let gpu = device.strip_prefix("nvidia").and_then(|digits| digits.parse().ok());
+        HeldDevice { device: device.to_owned(), gpu, fds, maps, ..HeldDevice::default() }
     }
-    if DISPLAY.contains(&name) {
-        return "display";
+
+    #[test]
+    fn what_was_measured_on_an_h200_gets_the_right_role() {
+        let cases: &[(&str, &[(&str, u64, u64)], &str)] = &[
+            (
+                "python3.12",
+                &[("nvidia0", 4, 2), ("nvidia1", 20, 3), ("nvidiactl", 1, 28), ("nvidia-uvm", 2, 1)],
+                "compute",
+            ),
+            (
+                "a.out",
+                &[("nvidia0", 4, 2), ("nvidia1", 4, 2), ("nvidiactl", 1, 2), ("nvidia-uvm", 2, 0)],
+                "initialised",
+            ),
+            (
+                "watcher",
+                &[("nvidia0", 1, 0), ("nvidia1", 3, 0), ("nvidiactl", 1, 0), ("nvidia-uvm", 2, 0)],
+                "monitor",
+            ),
+            ("nvidia-persistenced", &[("nvidia0", 4, 0), ("nvidiactl", 1, 0)], "infrastructure"),
+            ("nvidia-cuda-mps-control", &[("nvidia0", 4, 2), ("nvidiactl", 1, 2)], "mps-control"),
+            (
+                "nvidia-cuda-mps-server",
+                &[("nvidia0", 20, 3), ("nvidiactl", 1, 22), ("nvidia-uvm", 1, 2)],
+                "mps-server",
+            ),
+            ("importer", &[("nvidiactl", 1, 0)], "compute"),
+            ("left-over", &[("nvidia0", 20, 0), ("nvidiactl", 1, 0)], "compute"),
+            ("zero", &[("nvidia0", 1, 1)], "unknown"),
+        ];
+        for (exe, devices, expected) in cases {
+            let devices: Vec<HeldDevice> =
+                devices.iter().map(|(device, fds, maps)| held(device, *fds, *maps)).collect();
+            let exe = format!("/usr/bin/{exe} (deleted)");
+            assert_eq!(Roles::default().role(Some(exe.as_bytes()), &devices), *expected, "{exe}");
+        }
     }
-    if name.starts_with("nvidia-cuda-mps") {
-        return "mps";
-    }
-    if MONITORS.contains(&name) {
-        return "monitor";
-    }
-    let Some(control) = evidence.devices.iter().find(|held| held.device == "nvidiactl") else {
-        return "unknown";
-    };
-    let maps: u64 = evidence.devices.iter().map(|held| held.maps).sum();
-    if maps == 0 && control.in_flight == 0 {
-        "monitor"
-    } else if control.maps <= INITIALISED_MAPS && control.in_flight == 0 {
-        "initialised"
-    } else {
-        "compute"
+
+    #[test]
+    fn the_table_can_be_extended() {
+        let mut roles = Roles::default();
+        roles.infrastructure.push("site-gpu-agent".to_owned());
+        assert_eq!(roles.role(Some(b"/opt/site-gpu-agent"), &[held("nvidia0", 1, 0)]), "infrastructure");
     }
 }

@@ -9,7 +9,7 @@ use super::release::of_file;
 use super::resolve::Ways;
 use crate::model::change::{Change, ChangeKind, GapCause, Killer, ReleasedHow};
 use crate::model::event::{Event, EventKind, Exit, HeldAtExit, Sender, TaskId};
-use crate::model::{DeviceNumber, FileKey, ProcessId, RawText, TableKey};
+use crate::model::{DeviceNumber, FileKey, ProcessId, RawText, TableKey, Task};
 
 const SIGKILL: i32 = 9;
 
@@ -208,10 +208,18 @@ impl Ledger {
 
     /// The holders last seen wear the new name, too.
     fn rename_entries(&mut self, task: TaskId, comm: &RawText) {
-        for holder in self.holders.iter_mut().filter(|holder| holder.process == task.process) {
-            let tasks = std::iter::once(&mut holder.carrier).chain(&mut holder.leader);
-            tasks.filter(|known| known.tid == task.tid).for_each(|known| known.comm.clone_from(comm));
-        }
+        self.tasks_seen(task).for_each(|known| known.comm.clone_from(comm));
+    }
+
+    /// A task as it stands in the holders last seen.
+    fn tasks_seen(&mut self, task: TaskId) -> impl Iterator<Item = &mut Task> {
+        let tgid = task.process.tgid;
+        let first = self.holders.partition_point(|holder| holder.process.tgid < tgid);
+        let holders = self.holders[first..].iter_mut().take_while(move |holder| holder.process.tgid == tgid);
+        holders
+            .filter(move |holder| holder.process == task.process)
+            .flat_map(|holder| std::iter::once(&mut holder.carrier).chain(&mut holder.leader))
+            .filter(move |known| known.tid == task.tid)
     }
 
     fn exiting(&mut self, at_ns: u64, task: TaskId, group_dead: bool, exit: Exit, changes: &mut Vec<Change>) {
@@ -222,10 +230,7 @@ impl Ledger {
             record.history.exit = Some(ExitSeen { at_ns, exit });
         }
         let by = exit.signal().and_then(|_| record.history.ended_by()).map(|seen| seen.by.clone());
-        for holder in self.holders.iter_mut().filter(|holder| holder.process == task.process) {
-            let tasks = std::iter::once(&mut holder.carrier).chain(&mut holder.leader);
-            tasks.filter(|known| known.tid == task.tid).for_each(|known| known.exiting = true);
-        }
+        self.tasks_seen(task).for_each(|known| known.exiting = true);
         self.say(at_ns, task.process, ChangeKind::Exiting { tid: task.tid, group_dead, exit, by }, changes);
     }
 
@@ -239,13 +244,19 @@ impl Ledger {
         changes: &mut Vec<Change>,
     ) {
         let mut files: Vec<(u64, u64)> = Vec::new();
+        let mut fresh: Vec<(u32, u64)> = Vec::new();
         for seen in held {
+            let next_id = self.files.next_id();
             let Some(id) = self.file_at_exit(at_ns, task.process, *seen, changes) else { continue };
+            if id == next_id {
+                fresh.push((seen.fd, id));
+            }
             match files.iter_mut().find(|(known, _)| *known == id) {
                 Some((_, references)) => *references += 1,
                 None => files.push((id, 1)),
             }
         }
+        self.find_openers_at_exit(at_ns, task.process, fresh, changes);
         if !files.is_empty() {
             let record = self.processes.meet(task.process, at_ns);
             record.holding = true;
@@ -264,7 +275,7 @@ impl Ledger {
         let mut known = self.files.id_of(seen.file);
         if let Some(id) = known {
             let file = self.files.get(id)?;
-            if file.device != seen.device {
+            if file.differs(seen.device, seen.identity) {
                 if at_ns <= file.latest_ns() {
                     return None;
                 }
@@ -279,10 +290,16 @@ impl Ledger {
         });
         let file = self.files.get_mut(id)?;
         file.counted = true;
+        if file.identity == 0 {
+            file.identity = seen.identity;
+        }
         if let Err(at) = file.held_by.binary_search_by_key(&process, |held| held.process) {
             let ways = Ways { fds: 1, ..Ways::default() };
             file.held_by.insert(at, HeldBy { process, origin: Origin::Unknown, since_ns: at_ns, ways });
-            changes.push(of_file(id, file, at_ns, Some(process), ChangeKind::Found));
+            // How it came to a file that is new is found out with all of its kind.
+            if known.is_some() {
+                changes.push(of_file(id, file, at_ns, Some(process), ChangeKind::Found));
+            }
         }
         Some(id)
     }

@@ -4,17 +4,16 @@
 //! one after another; one that blocks keeps all behind it. The same holds, file by file, for a task blocked in
 //! `close(2)`. What such a task had before is what it may still be dropping.
 
-use std::collections::HashMap;
-
 use super::Ledger;
-use super::files::{Dropper, FileRecord};
+use super::files::{Dropper, FileRecord, FileState};
+use super::hash::Map;
 use super::resolve::Ways;
 use super::world::World;
 use crate::model::ProcessId;
 use crate::model::event::TaskId;
 
 /// What exiting processes had in fd tables that nobody uses any more: (process, references) by file.
-pub(super) type Dying = HashMap<u64, Vec<(ProcessId, u64)>>;
+pub(super) type Dying = Map<u64, Vec<(ProcessId, u64)>>;
 
 impl Ledger {
     /// Does any process have tables that were seen at its exit?
@@ -24,7 +23,7 @@ impl Ledger {
 
     /// What exiting processes had in tables that are gone. Forgets the tables of processes that are gone themselves.
     pub(super) fn dying(&mut self, world: &World<'_>) -> Dying {
-        let mut dying = Dying::new();
+        let mut dying = Dying::default();
         for (process, record) in self.processes.iter_mut() {
             if record.dying.is_empty() {
                 continue;
@@ -82,15 +81,19 @@ pub(super) fn droppers(
         .collect()
 }
 
-/// Credits what the count has beyond the references seen to the droppers, each up to what it had; those that get nothing
-/// are done. Without a count all of them are believed.
+/// Credits what the count has beyond the references seen to the droppers, each up to what it had. Where that is less than
+/// they had together, each of them may be the one that is not done yet. Without a count all are believed.
+///
+/// A file that nothing refers to any more keeps its droppers: its release waits for one of them.
 pub(super) fn credit(file: &mut FileRecord) {
-    let mut left = file.count.map_or(u64::MAX, |count| count.saturating_sub(file.named));
-    file.dropping = 0;
-    for dropper in &mut file.droppers {
-        dropper.references = dropper.references.min(left);
-        left -= dropper.references;
-        file.dropping += dropper.references;
+    let left = file.count.map_or(u64::MAX, |count| count.saturating_sub(file.named));
+    let waits = file.state != FileState::Open && file.named == 0;
+    if left == 0 && !waits {
+        file.droppers.clear();
     }
-    file.droppers.retain(|dropper| dropper.references > 0);
+    for dropper in &mut file.droppers {
+        dropper.references = dropper.references.min(left.max(1));
+    }
+    let had = file.droppers.iter().fold(0, |sum: u64, dropper| sum.saturating_add(dropper.references));
+    file.dropping = had.min(left);
 }

@@ -1,7 +1,6 @@
 //! Open files with ids of their own, and where in their lives they are.
 
-use std::collections::HashMap;
-
+use super::hash::Map;
 use super::resolve::Ways;
 use crate::model::change::SharedDescription;
 use crate::model::event::TaskId;
@@ -127,6 +126,8 @@ pub(super) struct Dropper {
 pub(super) struct FileRecord {
     pub(super) key: FileKey,
     pub(super) device: DeviceNumber,
+    /// `OpenFile::identity`; 0 where unknown.
+    pub(super) identity: u64,
     pub(super) state: FileState,
     pub(super) count: Option<u64>,
     pub(super) named: u64,
@@ -134,7 +135,8 @@ pub(super) struct FileRecord {
     /// References credited to `droppers`.
     pub(super) dropping: u64,
     pub(super) unexplained_since_ns: Option<u64>,
-    pub(super) opened: Option<OpenRecord>,
+    /// Apart: most passes over all files have no use for it.
+    pub(super) opened: Option<Box<OpenRecord>>,
     /// From when on the address is known to mean this file: an event about the address from before is not about it.
     pub(super) born_ns: u64,
     /// Beginning of the last snapshot that had it.
@@ -161,6 +163,7 @@ impl FileRecord {
         Self {
             key,
             device,
+            identity: 0,
             state,
             count: None,
             named: 0,
@@ -191,6 +194,12 @@ impl FileRecord {
         self.held_by.get(at)
     }
 
+    /// Can a file of this device and identity not be this one?
+    pub(super) fn differs(&self, device: DeviceNumber, identity: u64) -> bool {
+        let known = self.identity != 0 && identity != 0;
+        self.device != device || (known && self.identity != identity)
+    }
+
     /// The last moment that anything was learnt about it.
     pub(super) fn latest_ns(&self) -> u64 {
         self.born_ns.max(self.seen_ns.unwrap_or(0)).max(self.state.since_ns().unwrap_or(0))
@@ -200,8 +209,8 @@ impl FileRecord {
 /// All living files. An address names at most one of them; an id is never used twice.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files {
-    records: HashMap<u64, FileRecord>,
-    by_key: HashMap<FileKey, u64>,
+    records: Map<u64, FileRecord>,
+    by_key: Map<FileKey, u64>,
     last_id: u64,
 }
 
@@ -217,6 +226,10 @@ impl Files {
 
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut FileRecord> {
         self.records.get_mut(&id)
+    }
+
+    pub(super) fn continue_after(&mut self, last_id: u64) {
+        self.last_id = last_id.min(i64::MAX as u64).max(self.last_id);
     }
 
     /// The id that the next file will get.
@@ -237,6 +250,10 @@ impl Files {
         let record = self.records.remove(&id)?;
         self.by_key.remove(&record.key);
         Some(record)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.records.len()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &FileRecord)> {

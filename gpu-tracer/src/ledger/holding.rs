@@ -30,6 +30,10 @@ pub(super) fn take_holders(
     processes: &Processes,
     changes: &mut Vec<Change>,
 ) {
+    let as_before = |(held, now): (&HeldBy, &(ProcessId, Ways))| (held.process, held.ways) == *now;
+    if now.len() == file.held_by.len() && file.held_by.iter().zip(now).all(as_before) {
+        return;
+    }
     let mut held_by = Vec::with_capacity(now.len());
     for (process, ways) in now {
         let before = file.holder(*process).copied();
@@ -96,6 +100,7 @@ fn origin(
     let fork_seen = processes.get(process).is_some_and(|record| record.history.fork_seen);
     let after_look = scene.before.is_some_and(|before| process.start_ns > before.taken_ns);
     let complete_look = scene.before.is_some_and(|before| before.complete);
+    let born_ns = file.opened.as_ref().filter(|opened| opened.exact).map_or(0, |opened| opened.at_ns);
     // A process that was there, without the file, when everything was looked at has not got it by fork.
     if after_look || (fork_seen && !complete_look) {
         let holds = |ancestor: ProcessId| {
@@ -103,7 +108,6 @@ fn origin(
                 || opener == Some(ancestor)
                 || now.binary_search_by_key(&ancestor, |(process, _)| *process).is_ok()
         };
-        let born_ns = file.opened.as_ref().filter(|opened| opened.exact).map_or(0, |opened| opened.at_ns);
         let from = processes
             .ancestors(process)
             .take_while(|(_, child)| child.start_ns >= born_ns)
@@ -114,7 +118,7 @@ fn origin(
             return ChangeKind::Inherited { from };
         }
     }
-    let not_by_fork = fork_seen || (complete_look && !after_look);
+    let not_by_fork = fork_seen || (complete_look && !after_look) || process.start_ns < born_ns;
     let holders = file.held_by.iter().map(|held| held.process);
     let mut from: Vec<ProcessId> = holders.chain(opener).chain(file.last_holder).collect();
     from.sort_unstable();

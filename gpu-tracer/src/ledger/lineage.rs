@@ -3,9 +3,8 @@
 //! Kept as long as a living file names the process (as holder, opener, dropper or last holder), one of its descendants
 //! matters, or it is young enough that the next snapshot may show it to matter. All histories are bounded.
 
-use std::collections::{HashMap, HashSet};
-
 use super::bounded::Bounded;
+use super::hash::{Map, Set};
 use crate::model::change::{Killer, SharedDescription};
 use crate::model::event::Exit;
 use crate::model::{ProcessId, RawText, TableKey};
@@ -148,7 +147,9 @@ impl Process {
 /// All processes that matter.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Processes {
-    known: HashMap<ProcessId, Process>,
+    known: Map<ProcessId, Process>,
+    /// Number of processes at which strangers are looked for between snapshots.
+    ceiling: usize,
 }
 
 impl Processes {
@@ -198,7 +199,7 @@ impl Processes {
     }
 
     /// Forgets processes that are not `named`, nor ancestors of those, nor heard of since `young_ns`.
-    pub(super) fn prune(&mut self, named: &HashSet<ProcessId>, young_ns: u64) {
+    pub(super) fn prune(&mut self, named: &Set<ProcessId>, young_ns: u64) {
         let mut keep = named.clone();
         for process in named {
             for (ancestor, _) in self.ancestors(*process) {
@@ -215,14 +216,16 @@ impl Processes {
 
     /// Between snapshots: keeps a storm of forks from filling the memory.
     pub(super) fn limit(&mut self) {
-        if self.known.len() > 2 * STRANGERS_KEPT {
+        if self.known.len() > self.ceiling.max(2 * STRANGERS_KEPT) {
             let holding =
                 self.iter().filter(|(_, record)| record.holding).map(|(process, _)| process).collect();
             self.crowd_out(&holding);
+            // Where all of them matter, looking again at every further one would be slow.
+            self.ceiling = 2 * self.known.len();
         }
     }
 
-    fn crowd_out(&mut self, keep: &HashSet<ProcessId>) {
+    fn crowd_out(&mut self, keep: &Set<ProcessId>) {
         let mut strangers: Vec<u64> = self
             .iter()
             .filter(|(process, _)| !keep.contains(process))

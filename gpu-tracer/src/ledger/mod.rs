@@ -5,7 +5,7 @@
 //!
 //! * **Identity.** A file is known by its address and by a number of the ledger's own, which is never given twice:
 //!   addresses are reused at once. A new file is recognised at a known address by the release of the old one (seen, or
-//!   found by a re-check), by another device, or by this: not one of its references was there before, and a process
+//!   found by a re-check), by another device or identity, or by this: not one of its references was there before, and a process
 //!   that did not hold the old one touched the device since.
 //! * **Order.** Events may come late, twice, or never. An event about an address from before the file there was born
 //!   is not about that file; a release from before a snapshot that saw the address in use means that there has been a
@@ -25,6 +25,7 @@ mod bounded;
 mod dropping;
 mod files;
 mod gap;
+mod hash;
 mod holding;
 mod lineage;
 mod opening;
@@ -96,6 +97,11 @@ impl Ledger {
         Self { rechecks: true, ..Self::default() }
     }
 
+    /// Numbers files from here on, so that the ids in a journal stay unique across restarts. Ids never go back.
+    pub fn continue_after(&mut self, last_id: u64) {
+        self.files.continue_after(last_id);
+    }
+
     /// Adds what `/proc` says of a process. It is kept as what the process was when it opened its files.
     pub fn describe(&mut self, process: ProcessId, description: ProcessDescription) {
         let Some(record) = self.processes.get_mut(process) else { return };
@@ -140,7 +146,11 @@ impl Ledger {
     /// Does it matter to any file, or may it, before the next snapshot tells?
     fn relevant(&self, process: ProcessId) -> bool {
         let looked_ns = self.looked.map_or(0, |looked| looked.taken_ns);
-        self.processes.relevant(process, looked_ns) || self.touches.has(process)
+        // What a process has touched it may have opened, and a child of it may have that since.
+        let mut young = self.processes.ancestors(process).take_while(|(_, child)| child.start_ns > looked_ns);
+        self.processes.relevant(process, looked_ns)
+            || self.touches.has(process)
+            || young.any(|(ancestor, _)| self.touches.has(ancestor))
     }
 
     /// What is remembered of a process.

@@ -1,9 +1,10 @@
 //! The birth of a file: reported by a probe on the driver's open, or inferred from touches when a snapshot shows it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::Ledger;
 use super::files::{FileRecord, FileState, HeldBy, OpenRecord, Origin};
+use super::hash::Map;
 use super::holding::Scene;
 use super::release::of_file;
 use super::resolve::Ways;
@@ -120,7 +121,7 @@ impl Ledger {
         }
         let opened = OpenRecord { at_ns, exact, task, comm: comm.clone(), parent, description };
         let kind = ChangeKind::Opened { opener: identity(&opened), exact };
-        file.opened = Some(opened);
+        file.opened = Some(Box::new(opened));
         match file.held_by.binary_search_by_key(&process, |held| held.process) {
             Ok(at) => file.held_by[at].origin = Origin::Opened,
             Err(at) => {
@@ -138,7 +139,7 @@ impl Ledger {
         scene: &Scene<'_>,
         changes: &mut Vec<Change>,
     ) {
-        let mut only_touchers: Option<HashMap<DeviceNumber, ProcessId>> = None;
+        let mut only_touchers: Option<Map<DeviceNumber, ProcessId>> = None;
         let mut by_opener: BTreeMap<(ProcessId, DeviceNumber), Vec<(u32, u64)>> = BTreeMap::new();
         for (id, held) in fresh {
             let Some(file) = self.files.get(*id) else { continue };
@@ -157,6 +158,48 @@ impl Ledger {
             let Some(matched) = self.touches.take(process, device, files.len(), certain) else { continue };
             for ((_, id), at_ns) in files.into_iter().zip(matched.times) {
                 self.set_opened(id, matched.task, &matched.comm, at_ns, matched.exact, changes);
+            }
+        }
+    }
+
+    /// Finds the openers of files that are heard of for the first time because a process that has them exits: it opened
+    /// them, or descends from who did. `fresh`: (descriptor, id).
+    pub(super) fn find_openers_at_exit(
+        &mut self,
+        at_ns: u64,
+        process: ProcessId,
+        fresh: Vec<(u32, u64)>,
+        changes: &mut Vec<Change>,
+    ) {
+        let mut by_device: BTreeMap<DeviceNumber, Vec<(u32, u64)>> = BTreeMap::new();
+        for (fd, id) in fresh {
+            if let Some(file) = self.files.get(id) {
+                by_device.entry(file.device).or_default().push((fd, id));
+            }
+        }
+        for (device, mut files) in by_device {
+            files.sort_unstable();
+            let ancestors = self.processes.ancestors(process).map(|(ancestor, _)| ancestor);
+            let opener = std::iter::once(process).chain(ancestors).find(|one| self.touches.any(*one, device));
+            let certain = self.looked.is_some_and(|looked| looked.complete);
+            let matched = opener.and_then(|one| self.touches.take(one, device, files.len(), certain));
+            for (index, (_, id)) in files.into_iter().enumerate() {
+                if let Some(matched) = &matched {
+                    let opened_ns = matched.times[index];
+                    self.set_opened(id, matched.task, &matched.comm, opened_ns, matched.exact, changes);
+                    if matched.task.process == process {
+                        continue;
+                    }
+                }
+                let Some(file) = self.files.get_mut(id) else { continue };
+                let from = matched.as_ref().map(|matched| matched.task.process);
+                let kind = from.map_or(ChangeKind::Found, |from| ChangeKind::Inherited { from });
+                if let (Some(from), Ok(at)) =
+                    (from, file.held_by.binary_search_by_key(&process, |held| held.process))
+                {
+                    file.held_by[at].origin = Origin::Inherited { from };
+                }
+                changes.push(of_file(id, file, at_ns, Some(process), kind));
             }
         }
     }

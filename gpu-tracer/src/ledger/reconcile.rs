@@ -1,19 +1,18 @@
 //! Taking over a snapshot.
 
-use std::collections::{HashMap, HashSet};
-
 use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
+use super::hash::Set;
 use super::holding::{Scene, take_holders};
 use super::release::of_file;
 use super::resolve::{Resolved, ResolvedFile, ResolvedHolder, Ways, resolve};
-use super::view::HolderEntry;
+use super::tidy::entries;
 use super::world::World;
 use super::{Ledger, Looked};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::TaskId;
 use crate::model::snapshot::Source;
-use crate::model::{ProcessId, Snapshot};
+use crate::model::{ProcessId, Snapshot, Via};
 
 /// Where a snapshot differed from what the ledger had believed, and where it contradicts itself; and what changed.
 ///
@@ -57,9 +56,6 @@ impl Drift {
 /// half-exited tasks had.
 const KNOWN_OTHERWISE: &[&str] = &["half-exited-task"];
 
-/// Who refers to a file: (process, how), ordered by process.
-type Holding = Vec<(ProcessId, Ways)>;
-
 impl Ledger {
     /// Takes a snapshot for the truth about which files are open and who refers to them.
     ///
@@ -77,26 +73,27 @@ impl Ledger {
             self.drift.add(&drift);
             return drift;
         }
-        let mut resolved = resolve(snapshot);
+        let resolved = resolve(snapshot);
         drift.dangling = resolved.dangling;
         let world = World::new(snapshot, &self.tgids(&resolved.holders), self.any_dying());
         let scene = Scene { taken_ns: snapshot.taken_ns, complete, before: self.looked, world: &world };
-        let holding = holding(&resolved);
+        let holding = Holding::new(&resolved);
         self.meet_holders(&resolved.holders, &scene, &mut drift.changes);
-        let ids = self.take_files(&mut resolved.files, &holding, &scene, &mut drift);
+        let ids = self.take_files(&resolved, &holding, &scene, &mut drift);
         let dying = self.dying(&world);
         self.take_holdings(&ids, &holding, &dying, &scene, &mut drift.changes);
         self.judge_absent(&ids, &dying, &scene, &mut drift);
-        self.holders = self.entries(&ids, resolved.holders, &world);
+        let (named, dropping) = self.survey();
+        self.holders = entries(&ids, resolved.holders, &dropping, &world);
         self.looked = Some(Looked { taken_ns: snapshot.taken_ns, complete });
-        self.tidy(&scene, &mut drift.changes);
+        self.tidy(named, &scene, &mut drift.changes);
         drift.changes.sort_by_key(|change| change.at_ns);
         self.drift.add(&drift);
         drift
     }
 
     /// Thread-group ids of all processes whose tasks will be asked about.
-    fn tgids(&self, holders: &[ResolvedHolder]) -> HashSet<u32> {
+    fn tgids(&self, holders: &[ResolvedHolder]) -> Set<u32> {
         let working = self.files.iter().filter_map(|(_, file)| match file.state {
             FileState::Releasing { task, .. } | FileState::Opening { task, .. } => Some(task.process.tgid),
             _ => None,
@@ -110,34 +107,42 @@ impl Ledger {
     /// Knows the files of the snapshot again, or for the first time. Gives their ids, in order.
     fn take_files(
         &mut self,
-        resolved: &mut [ResolvedFile],
-        holding: &[Holding],
+        resolved: &Resolved<'_>,
+        holding: &Holding,
         scene: &Scene<'_>,
         drift: &mut Drift,
     ) -> Vec<u64> {
-        let mut ids = Vec::with_capacity(resolved.len());
-        let mut fresh = Vec::new();
-        for (seen, held) in resolved.iter_mut().zip(holding) {
-            drift.racing += u64::from(seen.count.is_some_and(|count| seen.named > count));
-            let mut known = self.files.id_of(seen.key);
-            if let Some(id) = known
-                && self.files.get(id).is_some_and(|file| self.is_another(file, seen, held, scene))
-            {
-                drift.replaced += 1;
-                self.release(id, scene.taken_ns, ReleasedHow::Replaced, &mut drift.changes);
-                known = None;
+        let mut ids = vec![0; resolved.files.len()];
+        let mut new = Vec::new();
+        for (index, seen) in resolved.files.iter().enumerate() {
+            let named = resolved.vias(seen).len() as u64;
+            drift.racing += u64::from(seen.count.is_some_and(|count| named > count));
+            match self.files.id_of(seen.key) {
+                Some(id) if self.is_another(id, resolved, seen, holding.of(index), scene) => {
+                    drift.replaced += 1;
+                    self.release(id, scene.taken_ns, ReleasedHow::Replaced, &mut drift.changes);
+                    new.push(index);
+                }
+                Some(id) => ids[index] = id,
+                None => new.push(index),
             }
-            let id = known.unwrap_or_else(|| {
-                let file = FileRecord::new(seen.key, seen.device, FileState::Open, scene.taken_ns);
-                let id = self.files.insert(file);
-                fresh.push((id, held.as_slice()));
-                id
-            });
-            if let Some(file) = self.files.get_mut(id) {
-                see(file, seen, scene);
-            }
-            ids.push(id);
         }
+        // Numbered by device, then by who refers to them and where: the same world gets the same ids.
+        new.sort_by_cached_key(|index| {
+            let seen = &resolved.files[*index];
+            (seen.device, resolved.vias(seen).next(), seen.key)
+        });
+        for index in &new {
+            let seen = &resolved.files[*index];
+            let file = FileRecord::new(seen.key, seen.device, FileState::Open, scene.taken_ns);
+            ids[*index] = self.files.insert(file);
+        }
+        for (id, seen) in ids.iter().zip(&resolved.files) {
+            if let Some(file) = self.files.get_mut(*id) {
+                see(file, seen, resolved.vias(seen), scene);
+            }
+        }
+        let fresh: Vec<_> = new.iter().map(|index| (ids[*index], holding.of(*index))).collect();
         self.find_openers(&fresh, scene, &mut drift.changes);
         if scene.before.is_some() {
             let announced = |id: &u64| self.files.get(*id).is_some_and(|file| file.opened.is_some());
@@ -146,13 +151,21 @@ impl Ledger {
         ids
     }
 
-    /// Is it another file than the one remembered at its address?
-    fn is_another(&self, file: &FileRecord, seen: &ResolvedFile, held: &Holding, scene: &Scene<'_>) -> bool {
-        if file.device != seen.device {
+    /// Is what the snapshot has at this address another file than the one remembered?
+    fn is_another(
+        &self,
+        id: u64,
+        resolved: &Resolved<'_>,
+        seen: &ResolvedFile,
+        held: &[(ProcessId, Ways)],
+        scene: &Scene<'_>,
+    ) -> bool {
+        let Some(file) = self.files.get(id) else { return false };
+        if file.differs(seen.device, seen.identity) {
             return true;
         }
         let (Some(before), Some(_)) = (scene.before, file.seen_ns) else { return false };
-        if file.references.iter().any(|via| seen.references.binary_search(via).is_ok()) {
+        if resolved.vias(seen).any(|via| file.references.binary_search(via).is_ok()) {
             return false;
         }
         held.iter().any(|(process, ways)| {
@@ -166,12 +179,13 @@ impl Ledger {
     fn take_holdings(
         &mut self,
         ids: &[u64],
-        holding: &[Holding],
+        holding: &Holding,
         dying: &Dying,
         scene: &Scene<'_>,
         changes: &mut Vec<Change>,
     ) {
-        for (id, now) in ids.iter().zip(holding) {
+        for (index, id) in ids.iter().enumerate() {
+            let now = holding.of(index);
             let Some(file) = self.files.get_mut(*id) else { continue };
             if file.count.is_some_and(|count| count > file.named) {
                 let dying = dying.get(id).map_or(&[][..], Vec::as_slice);
@@ -192,7 +206,10 @@ impl Ledger {
 
     /// Decides what has become of files that the snapshot does not have.
     fn judge_absent(&mut self, ids: &[u64], dying: &Dying, scene: &Scene<'_>, drift: &mut Drift) {
-        let present: HashSet<u64> = ids.iter().copied().collect();
+        if ids.len() == self.files.len() {
+            return;
+        }
+        let present: Set<u64> = ids.iter().copied().collect();
         let mut absent: Vec<u64> =
             self.files.iter().map(|(id, _)| id).filter(|id| !present.contains(id)).collect();
         absent.sort_unstable();
@@ -249,7 +266,7 @@ impl Ledger {
         let exiting = |task: TaskId| scene.world.exiting(task.process).is_some();
         let by: Vec<TaskId> = file.droppers.iter().map(|dropper| dropper.task).collect();
         if !by.is_empty() {
-            let detached = by.iter().any(|task| exiting(*task));
+            let detached = file.count != Some(0) && by.iter().any(|task| exiting(*task));
             file.state = if detached {
                 FileState::Detached { since_ns }
             } else {
@@ -272,81 +289,79 @@ impl Ledger {
             self.release(id, scene.taken_ns, ReleasedHow::Absent, &mut drift.changes);
         }
     }
-
-    /// Holders with ids for files, and with those who are dropping what no table shows.
-    fn entries(&self, ids: &[u64], holders: Vec<ResolvedHolder>, world: &World<'_>) -> Vec<HolderEntry> {
-        let mut entries: Vec<HolderEntry> = holders
-            .into_iter()
-            .map(|holder| HolderEntry {
-                process: holder.process,
-                carrier: holder.carrier,
-                leader: holder.leader,
-                tids: holder.tids,
-                held: holder.held.into_iter().map(|(index, ways)| (ids[index], ways)).collect(),
-            })
-            .collect();
-        let mut at: HashMap<TaskId, usize> = HashMap::new();
-        let name = |entry: &HolderEntry| TaskId { process: entry.process, tid: entry.carrier.tid };
-        at.extend(entries.iter().enumerate().map(|(index, entry)| (name(entry), index)));
-        let mut dropping: Vec<(TaskId, u64, u64)> = Vec::new();
-        for (id, file) in self.files.iter() {
-            dropping.extend(file.droppers.iter().map(|dropper| (dropper.task, id, dropper.references)));
-            if let FileState::Releasing { task, .. } = file.state {
-                dropping.push((task, id, 1));
-            }
-        }
-        for (task, id, references) in dropping {
-            let Some(found) = world.find(task).filter(|found| !found.kernel_thread) else { continue };
-            let index = *at.entry(task).or_insert_with(|| {
-                entries.push(HolderEntry {
-                    process: task.process,
-                    carrier: found.clone(),
-                    leader: world.leader(task.process).cloned(),
-                    tids: vec![task.tid],
-                    held: Vec::new(),
-                });
-                entries.len() - 1
-            });
-            entries[index].held.push((id, Ways { dropping: references, ..Ways::default() }));
-        }
-        for entry in &mut entries {
-            entry.held.sort_by_key(|(id, _)| *id);
-            entry.held.dedup_by(|later, first| {
-                let same = later.0 == first.0;
-                if same {
-                    first.1.add(later.1);
-                }
-                same
-            });
-        }
-        entries.sort_unstable_by_key(|entry| (entry.process.tgid, entry.carrier.tid));
-        entries
-    }
 }
 
-/// Who holds each file of the snapshot, as processes.
-fn holding(resolved: &Resolved) -> Vec<Holding> {
-    let mut holding: Vec<Holding> = vec![Vec::new(); resolved.files.len()];
-    // Holders are ordered by process, so a process with several of them meets itself last.
-    for holder in &resolved.holders {
-        for (index, ways) in &holder.held {
-            match holding[*index].last_mut() {
-                Some((process, sum)) if *process == holder.process => sum.add(*ways),
-                _ => holding[*index].push((holder.process, *ways)),
-            }
+/// Who refers to each file of a snapshot, as processes: (process, how), ordered by process.
+struct Holding {
+    entries: Vec<(ProcessId, Ways)>,
+    /// Where each file's entries begin; one more than there are files.
+    starts: Vec<usize>,
+}
+
+impl Holding {
+    fn new(resolved: &Resolved<'_>) -> Self {
+        let all =
+            || resolved.holders.iter().flat_map(|holder| holder.held.iter().map(move |held| (holder, held)));
+        let mut starts = vec![0; resolved.files.len() + 1];
+        all().for_each(|(_, (index, _))| starts[index + 1] += 1);
+        (1..starts.len()).for_each(|index| starts[index] += starts[index - 1]);
+        let nobody = (ProcessId { tgid: 0, start_ns: 0 }, Ways::default());
+        let mut entries = vec![nobody; starts.last().copied().unwrap_or(0)];
+        let mut next = starts.clone();
+        // Holders are ordered by process, so the entries of a file are, too.
+        for (holder, (index, ways)) in all() {
+            entries[next[*index]] = (holder.process, *ways);
+            next[*index] += 1;
         }
+        Self { entries, starts }.merged()
     }
-    holding
+
+    /// Makes one entry of those of a process that holds a file through several fd tables.
+    fn merged(mut self) -> Self {
+        let mut kept = 0;
+        let mut from = 0;
+        for index in 0..self.starts.len() - 1 {
+            let end = self.starts[index + 1];
+            let first = kept;
+            for at in from..end {
+                let (process, ways) = self.entries[at];
+                if kept > first && self.entries[kept - 1].0 == process {
+                    self.entries[kept - 1].1.add(ways);
+                } else {
+                    self.entries[kept] = (process, ways);
+                    kept += 1;
+                }
+            }
+            from = end;
+            self.starts[index + 1] = kept;
+        }
+        self.entries.truncate(kept);
+        self
+    }
+
+    fn of(&self, index: usize) -> &[(ProcessId, Ways)] {
+        &self.entries[self.starts[index]..self.starts[index + 1]]
+    }
 }
 
 /// Writes down what a snapshot says of a file itself.
-fn see(file: &mut FileRecord, seen: &mut ResolvedFile, scene: &Scene<'_>) {
+fn see<'a>(
+    file: &mut FileRecord,
+    seen: &ResolvedFile,
+    vias: impl ExactSizeIterator<Item = &'a Via> + Clone,
+    scene: &Scene<'_>,
+) {
     file.seen_ns = Some(scene.taken_ns);
     file.count = seen.count;
+    if seen.identity != 0 {
+        file.identity = seen.identity;
+    }
     file.counted |= seen.count.is_some();
-    file.named = seen.named;
-    file.driver_pins = seen.driver_pins;
-    file.references = std::mem::take(&mut seen.references);
+    file.named = vias.len() as u64;
+    if !vias.clone().eq(&file.references) {
+        file.driver_pins = vias.clone().filter(|via| matches!(via, Via::DriverPin { .. })).count() as u64;
+        file.references = vias.cloned().collect();
+    }
     // A release that began after the snapshot did is news to it.
     if file.state.since_ns().is_none_or(|since_ns| since_ns <= scene.taken_ns) {
         file.state = FileState::Open;

@@ -6,58 +6,55 @@
 //! therefore computed per strongly connected component, once, so that neither long chains nor cycles cost more than
 //! their edges.
 
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::hash::Map;
 use crate::model::{
-    DeviceNumber, FileKey, MmKey, ProcessId, Reference, Snapshot, TableKey, Task, TaskState, Via,
+    DeviceNumber, FileKey, MmKey, OpenFile, ProcessId, Snapshot, TableKey, Task, TaskState, Via,
 };
 
 /// One device file with its accounting.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct ResolvedFile {
     pub(super) key: FileKey,
     pub(super) device: DeviceNumber,
     pub(super) count: Option<u64>,
-    /// References in the snapshot, each once, whether or not somebody could be found behind it.
-    pub(super) named: u64,
-    /// Those of `named` that are the driver's own.
-    pub(super) driver_pins: u64,
-    /// What `named` counts, in order.
-    pub(super) references: Vec<Via>,
+    pub(super) identity: u64,
+    /// Where its references lie in [`Resolved::references`].
+    span: Range<usize>,
 }
 
 /// How one holder refers to one file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ways {
-    pub(super) fds: u64,
-    pub(super) maps: u64,
-    pub(super) in_flight: u64,
-    pub(super) io_uring: u64,
-    pub(super) pins: u64,
+    pub(super) fds: u32,
+    pub(super) maps: u32,
+    pub(super) in_flight: u32,
+    pub(super) io_uring: u32,
+    pub(super) pins: u32,
     /// References it is dropping, which no snapshot shows any more.
-    pub(super) dropping: u64,
+    pub(super) dropping: u32,
 }
 
 impl Ways {
     /// References of its own: not through a socket, a ring or the driver.
-    pub(super) const fn direct(self) -> u64 {
-        self.fds + self.maps
+    pub(super) fn direct(self) -> u64 {
+        u64::from(self.fds) + u64::from(self.maps)
     }
 
     pub(super) fn add(&mut self, other: Self) {
-        self.fds += other.fds;
-        self.maps += other.maps;
-        self.in_flight += other.in_flight;
-        self.io_uring += other.io_uring;
-        self.pins += other.pins;
-        self.dropping += other.dropping;
+        self.fds = self.fds.saturating_add(other.fds);
+        self.maps = self.maps.saturating_add(other.maps);
+        self.in_flight = self.in_flight.saturating_add(other.in_flight);
+        self.io_uring = self.io_uring.saturating_add(other.io_uring);
+        self.pins = self.pins.saturating_add(other.pins);
+        self.dropping = self.dropping.saturating_add(other.dropping);
     }
 }
 
 /// One process, or the threads of one process that share an fd table of their own.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct ResolvedHolder {
     pub(super) process: ProcessId,
     pub(super) carrier: Task,
@@ -69,9 +66,11 @@ pub(super) struct ResolvedHolder {
 }
 
 /// What a snapshot says, joined.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Resolved {
-    /// Ordered by device, then by who refers to them and where, so that ids come out the same for the same world.
+#[derive(Clone, Debug)]
+pub(super) struct Resolved<'a> {
+    /// Each once, ordered by file, then by how.
+    references: Vec<Referred<'a>>,
+    /// In the order of the snapshot.
     pub(super) files: Vec<ResolvedFile>,
     /// Ordered by (tgid, carrier); only those that hold something.
     pub(super) holders: Vec<ResolvedHolder>,
@@ -79,54 +78,67 @@ pub(super) struct Resolved {
     pub(super) dangling: u64,
 }
 
+impl<'a> Resolved<'a> {
+    /// How a file is referred to, in order, whether or not somebody could be found behind it.
+    pub(super) fn vias(&self, file: &ResolvedFile) -> impl ExactSizeIterator<Item = &'a Via> + Clone {
+        self.references[file.span.clone()].iter().map(|(_, via)| *via)
+    }
+}
+
+/// A reference: to what, and how. The key apart, so that sorting need not follow a pointer to compare.
+type Referred<'a> = (FileKey, &'a Via);
+/// Where each file's references lie.
+type Spans = Map<FileKey, Span>;
 /// Index of a holder while resolving.
 type Holder = u32;
 
-/// Joins a snapshot.
-pub(super) fn resolve(snapshot: &Snapshot) -> Resolved {
-    let mut references: Vec<&Reference> = snapshot.references.iter().collect();
-    references.sort_unstable();
-    references.dedup();
-    let spans = spans(&references);
-    let mut holders = Holders::new(snapshot, &references);
-    let owners = owners(&references, &spans, &mut holders);
+#[derive(Clone, Debug, Default)]
+struct Span {
+    range: Range<usize>,
+    /// The file is one of the snapshot's device files.
+    of_device: bool,
+}
 
-    let span = |key: &FileKey| &references[spans.get(key).cloned().unwrap_or(0..0)];
-    let mut files: Vec<ResolvedFile> = Vec::with_capacity(snapshot.files.len());
-    let mut seen = HashSet::with_capacity(snapshot.files.len());
-    for file in snapshot.files.iter().filter(|file| seen.insert(file.key)) {
-        let references: Vec<Via> = span(&file.key).iter().map(|reference| reference.via.clone()).collect();
-        let driver_pins = references.iter().filter(|via| matches!(via, Via::DriverPin { .. })).count() as u64;
-        files.push(ResolvedFile {
-            key: file.key,
-            device: file.device,
-            count: file.count,
-            named: references.len() as u64,
-            driver_pins,
-            references,
-        });
+/// Joins a snapshot.
+pub(super) fn resolve(snapshot: &Snapshot) -> Resolved<'_> {
+    let mut references: Vec<Referred<'_>> = snapshot.references.iter().map(|r| (r.file, &r.via)).collect();
+    references.sort_unstable_by_key(|(file, _)| *file);
+    for same in references.chunk_by_mut(|a, b| a.0 == b.0) {
+        same.sort_unstable_by_key(|(_, via)| *via);
     }
-    files.sort_unstable_by(|a, b| {
-        (a.device, a.references.first(), a.key).cmp(&(b.device, b.references.first(), b.key))
-    });
-    for (index, file) in files.iter().enumerate() {
-        file.references.iter().for_each(|via| holders.credit(index, via, &owners));
+    references.dedup();
+    let mut spans = spans(&references, snapshot.files.len());
+    let mut holders = Holders::new(snapshot, &references);
+    let owners = owners(&references, &spans, &holders);
+
+    let mut files: Vec<ResolvedFile> = Vec::with_capacity(snapshot.files.len());
+    for file in &snapshot.files {
+        let span = spans.entry(file.key).or_default();
+        if std::mem::replace(&mut span.of_device, true) {
+            continue;
+        }
+        for (_, via) in &references[span.range.clone()] {
+            holders.credit(files.len(), via, &owners);
+        }
+        let span = span.range.clone();
+        let OpenFile { key, device, count, identity } = *file;
+        files.push(ResolvedFile { key, device, count, identity, span });
     }
     let dangling = spans
         .iter()
-        .filter(|(key, _)| !seen.contains(key) && !owners.contains_key(key))
-        .map(|(_, span)| span.len() as u64)
+        .filter(|(key, span)| !span.of_device && !owners.contains_key(key))
+        .map(|(_, span)| span.range.len() as u64)
         .sum();
-    Resolved { files, holders: holders.finish(), dangling }
+    Resolved { references, files, holders: holders.finish(), dangling }
 }
 
-/// Where each file's references lie in the sorted list.
-fn spans(references: &[&Reference]) -> HashMap<FileKey, Range<usize>> {
-    let mut spans = HashMap::new();
+fn spans(references: &[Referred<'_>], files: usize) -> Spans {
+    let mut spans = Spans::with_capacity_and_hasher(files, Default::default());
     let mut start = 0;
-    for chunk in references.chunk_by(|a, b| a.file == b.file) {
-        spans.insert(chunk[0].file, start..start + chunk.len());
-        start += chunk.len();
+    for same in references.chunk_by(|a, b| a.0 == b.0) {
+        let range = start..start + same.len();
+        start = range.end;
+        spans.insert(same[0].0, Span { range, of_device: false });
     }
     spans
 }
@@ -144,10 +156,10 @@ fn carrier_of(via: &Via) -> Option<FileKey> {
 
 /// Holders by fd table and by address space, and what they were found to hold.
 struct Holders<'a> {
-    tables: HashMap<TableKey, Vec<Holder>>,
-    mms: HashMap<MmKey, Vec<Holder>>,
-    by_task: HashMap<(u32, u32), Holder>,
-    leaders: HashMap<u32, &'a Task>,
+    tables: Map<TableKey, Vec<Holder>>,
+    mms: Map<MmKey, Vec<Holder>>,
+    by_task: Map<(u32, u32), Holder>,
+    leaders: Map<u32, &'a Task>,
     found: Vec<Found<'a>>,
 }
 
@@ -161,17 +173,17 @@ struct Found<'a> {
 
 impl<'a> Holders<'a> {
     /// Only tables and address spaces that something refers through are looked at: most tasks are nobody's business.
-    fn new(snapshot: &'a Snapshot, references: &[&Reference]) -> Self {
-        let mut tables: HashMap<TableKey, Vec<&'a Task>> = HashMap::new();
-        let mut mms: HashMap<MmKey, Vec<&'a Task>> = HashMap::new();
-        for reference in references {
-            match reference.via {
-                Via::Fd { table, .. } => _ = tables.entry(table).or_default(),
-                Via::Map { mm, .. } => _ = mms.entry(mm).or_default(),
+    fn new(snapshot: &'a Snapshot, references: &[Referred<'_>]) -> Self {
+        let mut tables: Map<TableKey, Vec<&'a Task>> = Map::default();
+        let mut mms: Map<MmKey, Vec<&'a Task>> = Map::default();
+        for (_, via) in references {
+            match via {
+                Via::Fd { table, .. } => _ = tables.entry(*table).or_default(),
+                Via::Map { mm, .. } => _ = mms.entry(*mm).or_default(),
                 _ => {}
             }
         }
-        let mut starts: HashMap<u32, u64> = HashMap::new();
+        let mut starts: Map<u32, u64> = Map::default();
         for task in snapshot.tasks.iter().filter(|task| !task.is_dead()) {
             let table = task.table.and_then(|table| tables.get_mut(&table));
             let mm = task.mm.and_then(|mm| mms.get_mut(&mm));
@@ -181,7 +193,7 @@ impl<'a> Holders<'a> {
             table.into_iter().for_each(|tasks| tasks.push(task));
             mm.into_iter().for_each(|tasks| tasks.push(task));
         }
-        let mut leaders = HashMap::with_capacity(starts.len());
+        let mut leaders = Map::with_capacity_and_hasher(starts.len(), Default::default());
         for task in &snapshot.tasks {
             let Some(start_ns) = starts.get_mut(&task.tgid) else { continue };
             *start_ns = task.start_ns.min(*start_ns);
@@ -192,9 +204,9 @@ impl<'a> Holders<'a> {
         // Where the leader was not seen (it is always there in the kernel), the oldest task is the best guess.
         starts.extend(leaders.iter().map(|(tgid, leader)| (*tgid, leader.start_ns)));
         let mut this = Self {
-            tables: HashMap::with_capacity(tables.len()),
-            mms: HashMap::with_capacity(mms.len()),
-            by_task: HashMap::new(),
+            tables: Map::with_capacity_and_hasher(tables.len(), Default::default()),
+            mms: Map::with_capacity_and_hasher(mms.len(), Default::default()),
+            by_task: Map::default(),
             leaders,
             found: Vec::new(),
         };
@@ -210,7 +222,7 @@ impl<'a> Holders<'a> {
     }
 
     /// The holders behind the tasks that share one table or one address space: one per process.
-    fn intern(&mut self, mut tasks: Vec<&'a Task>, starts: &HashMap<u32, u64>) -> Vec<Holder> {
+    fn intern(&mut self, mut tasks: Vec<&'a Task>, starts: &Map<u32, u64>) -> Vec<Holder> {
         tasks.sort_unstable_by_key(|task| (task.tgid, task.tid));
         tasks.dedup_by_key(|task| (task.tgid, task.tid));
         let mut holders = Vec::new();
@@ -230,8 +242,8 @@ impl<'a> Holders<'a> {
     }
 
     /// Writes one reference of a device file to the account of everybody behind it.
-    fn credit(&mut self, file: usize, via: &Via, owners: &HashMap<FileKey, Rc<[Holder]>>) {
-        let (holders, way): (&[Holder], fn(&mut Ways) -> &mut u64) = match via {
+    fn credit(&mut self, file: usize, via: &Via, owners: &Map<FileKey, Rc<[Holder]>>) {
+        let (holders, way): (&[Holder], fn(&mut Ways) -> &mut u32) = match via {
             Via::Fd { table, .. } => {
                 (self.tables.get(table).map_or(&[], Vec::as_slice), |ways| &mut ways.fds)
             }
@@ -253,7 +265,7 @@ impl<'a> Holders<'a> {
                 held.push((file, Ways::default()));
             }
             if let Some((_, ways)) = held.last_mut() {
-                *way(ways) += 1;
+                *way(ways) = way(ways).saturating_add(1);
             }
         }
     }
@@ -289,20 +301,15 @@ fn carrier<'a>(group: &[&'a Task]) -> &'a Task {
 }
 
 /// The owners of every carrier: everybody who refers to it by descriptor or mapping, or owns a carrier that does.
-fn owners(
-    references: &[&Reference],
-    spans: &HashMap<FileKey, Range<usize>>,
-    holders: &mut Holders<'_>,
-) -> HashMap<FileKey, Rc<[Holder]>> {
-    let mut carriers: Vec<FileKey> =
-        references.iter().filter_map(|reference| carrier_of(&reference.via)).collect();
+fn owners(references: &[Referred<'_>], spans: &Spans, holders: &Holders<'_>) -> Map<FileKey, Rc<[Holder]>> {
+    let mut carriers: Vec<FileKey> = references.iter().filter_map(|(_, via)| carrier_of(via)).collect();
     carriers.sort_unstable();
     carriers.dedup();
-    let node: HashMap<FileKey, usize> = carriers.iter().enumerate().map(|(node, key)| (*key, node)).collect();
-    let incoming = |key: &FileKey| &references[spans.get(key).cloned().unwrap_or(0..0)];
+    let node: Map<FileKey, usize> = carriers.iter().enumerate().map(|(node, key)| (*key, node)).collect();
+    let incoming = |key: &FileKey| spans.get(key).map_or(&[][..], |span| &references[span.range.clone()]);
     let edges: Vec<Vec<usize>> = carriers
         .iter()
-        .map(|key| incoming(key).iter().filter_map(|r| node.get(&carrier_of(&r.via)?).copied()).collect())
+        .map(|key| incoming(key).iter().filter_map(|(_, via)| node.get(&carrier_of(via)?).copied()).collect())
         .collect();
 
     let mut owners: Vec<Rc<[Holder]>> = vec![Rc::from([]); carriers.len()];
@@ -311,8 +318,8 @@ fn owners(
         let mut all = Vec::new();
         let mut shared: Vec<Rc<[Holder]>> = Vec::new();
         for member in &component {
-            for reference in incoming(&carriers[*member]) {
-                match &reference.via {
+            for (_, via) in incoming(&carriers[*member]) {
+                match via {
                     Via::Fd { table, .. } => all.extend(holders.tables.get(table).into_iter().flatten()),
                     Via::Map { mm, .. } => all.extend(holders.mms.get(mm).into_iter().flatten()),
                     _ => {}

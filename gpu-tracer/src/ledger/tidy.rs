@@ -1,13 +1,16 @@
 //! What a snapshot says of processes, and what can be forgotten after it.
 
-use std::collections::HashSet;
-
 use super::Ledger;
+use super::files::FileState;
+use super::hash::{Map, Set};
 use super::holding::Scene;
 use super::lineage::{NameChange, Reparenting};
-use super::resolve::ResolvedHolder;
+use super::resolve::{ResolvedHolder, Ways};
+use super::view::HolderEntry;
+use super::world::World;
 use crate::model::ProcessId;
 use crate::model::change::{Change, ChangeKind};
+use crate::model::event::TaskId;
 
 impl Ledger {
     /// Writes down the names and parents of holders, and how they differ from those known.
@@ -53,25 +56,33 @@ impl Ledger {
         }
     }
 
-    /// Forgets what no living file needs, and closes holes in the record.
-    pub(super) fn tidy(&mut self, scene: &Scene<'_>, changes: &mut Vec<Change>) {
+    /// Goes through all files once: the processes that they name, and what is being dropped by which task.
+    pub(super) fn survey(&mut self) -> (Set<ProcessId>, Vec<Dropping>) {
         self.processes.iter_mut().for_each(|(_, record)| record.holding = false);
-        let mut named: HashSet<ProcessId> = HashSet::new();
-        for (_, file) in self.files.iter() {
+        let mut named: Set<ProcessId> = Set::default();
+        let mut dropping = Vec::new();
+        let mut others = Vec::new();
+        for (id, file) in self.files.iter() {
+            dropping.extend(file.droppers.iter().map(|dropper| (dropper.task, id, dropper.references)));
             let droppers = file.droppers.iter().map(|dropper| dropper.task.process);
-            let holding = file.held_by.iter().map(|held| held.process).chain(droppers);
-            for process in holding {
-                if named.insert(process)
-                    && let Some(record) = self.processes.get_mut(process)
-                {
-                    record.holding = true;
-                }
+            named.extend(file.held_by.iter().map(|held| held.process).chain(droppers));
+            others.extend(file.opened.as_ref().map(|opened| opened.task.process));
+            others.extend(file.last_holder);
+            if let FileState::Releasing { task, .. } = file.state {
+                dropping.push((task, id, 1));
             }
         }
-        for (_, file) in self.files.iter() {
-            named.extend(file.opened.as_ref().map(|opened| opened.task.process));
-            named.extend(file.last_holder);
+        for process in &named {
+            if let Some(record) = self.processes.get_mut(*process) {
+                record.holding = true;
+            }
         }
+        named.extend(others);
+        (named, dropping)
+    }
+
+    /// Forgets what no living file needs, and closes holes in the record.
+    pub(super) fn tidy(&mut self, mut named: Set<ProcessId>, scene: &Scene<'_>, changes: &mut Vec<Change>) {
         named.extend(self.touches.processes().filter(|process| scene.world.may_live(*process)));
         // What was heard of since the snapshot before may not have been visible to this one yet.
         self.processes.prune(&named, scene.before.map_or(0, |before| before.taken_ns));
@@ -87,4 +98,55 @@ impl Ledger {
             }));
         }
     }
+}
+
+/// A task drops references to a file: (task, file id, how many).
+type Dropping = (TaskId, u64, u64);
+
+/// Holders with ids for files, and with those who are dropping what no table shows.
+pub(super) fn entries(
+    ids: &[u64],
+    holders: Vec<ResolvedHolder>,
+    dropping: &[Dropping],
+    world: &World<'_>,
+) -> Vec<HolderEntry> {
+    let mut entries: Vec<HolderEntry> = holders
+        .into_iter()
+        .map(|holder| HolderEntry {
+            process: holder.process,
+            carrier: holder.carrier,
+            leader: holder.leader,
+            tids: holder.tids,
+            held: holder.held.into_iter().map(|(index, ways)| (ids[index], ways)).collect(),
+        })
+        .collect();
+    let name = |entry: &HolderEntry| TaskId { process: entry.process, tid: entry.carrier.tid };
+    let mut at: Map<TaskId, usize> = entries.iter().map(name).zip(0..).collect();
+    for (task, id, references) in dropping {
+        let Some(found) = world.find(*task).filter(|found| !found.kernel_thread) else { continue };
+        let index = *at.entry(*task).or_insert_with(|| {
+            entries.push(HolderEntry {
+                process: task.process,
+                carrier: found.clone(),
+                leader: world.leader(task.process).cloned(),
+                tids: vec![task.tid],
+                held: Vec::new(),
+            });
+            entries.len() - 1
+        });
+        let dropping = u32::try_from(*references).unwrap_or(u32::MAX);
+        entries[index].held.push((*id, Ways { dropping, ..Ways::default() }));
+    }
+    for entry in &mut entries {
+        entry.held.sort_unstable_by_key(|(id, _)| *id);
+        entry.held.dedup_by(|later, first| {
+            let same = later.0 == first.0;
+            if same {
+                first.1.add(later.1);
+            }
+            same
+        });
+    }
+    entries.sort_unstable_by_key(|entry| (entry.process.tgid, entry.carrier.tid));
+    entries
 }

@@ -3,8 +3,9 @@
 //! A touch comes before the open it announces, and also for opens that fail and for `access(2)`. When a snapshot shows
 //! new files, those of one process on one device are matched with that process's latest touches of it, in order.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 
+use super::hash::{Map, Set};
 use crate::model::event::TaskId;
 use crate::model::{DeviceNumber, ProcessId, RawText};
 
@@ -25,8 +26,8 @@ struct Log {
 /// Touches that no file has been matched with.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Touches {
-    logs: HashMap<(ProcessId, DeviceNumber), Log>,
-    processes: HashSet<ProcessId>,
+    logs: Map<(ProcessId, DeviceNumber), Log>,
+    processes: Set<ProcessId>,
 }
 
 /// What the touches say of one or more opens of a device by a process.
@@ -81,8 +82,8 @@ impl Touches {
     }
 
     /// For each device that one process alone has touched since: that process.
-    pub(super) fn only_touchers(&self, since_ns: u64) -> HashMap<DeviceNumber, ProcessId> {
-        let mut touchers: HashMap<DeviceNumber, Option<ProcessId>> = HashMap::new();
+    pub(super) fn only_touchers(&self, since_ns: u64) -> Map<DeviceNumber, ProcessId> {
+        let mut touchers: Map<DeviceNumber, Option<ProcessId>> = Map::default();
         for ((process, device), log) in &self.logs {
             if log.times.iter().any(|at| *at > since_ns) {
                 touchers.entry(*device).and_modify(|one| *one = None).or_insert(Some(*process));

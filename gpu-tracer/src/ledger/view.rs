@@ -42,7 +42,7 @@ pub struct FileView {
     pub driver_pins: u64,
     /// Its opening, if that was seen.
     pub opened: Option<Opened>,
-    /// Tasks that are dropping references: they are exiting or closing and have not come to the end of it.
+    /// Tasks that may be dropping references: they are exiting or closing and have not come to the end of it.
     pub dropped_by: Vec<TaskId>,
     /// Who held it last, if nobody does any more.
     pub last_holder: Option<ProcessId>,
@@ -94,7 +94,7 @@ pub struct HeldFile {
     pub io_uring: u64,
     /// References the driver holds for a device file that this holder holds.
     pub driver_pins: u64,
-    /// References that it is dropping: taken from its tables by exit or close, and not released yet.
+    /// References that it may still be dropping: taken from its tables by exit or close, and not known to be released.
     pub dropping: u64,
     /// How the process came to hold it.
     pub origin: Origin,
@@ -111,7 +111,9 @@ pub struct Pending {
     pub file: FileKey,
     /// Its device.
     pub device: DeviceNumber,
-    /// The state it is waiting to leave.
+    /// `OpenFile::identity`; 0 where it is not known.
+    pub identity: u64,
+    /// The state it is waiting to leave; of a living file, the state it is in.
     pub state: FileState,
 }
 
@@ -129,11 +131,11 @@ impl Ledger {
     /// What is known now.
     #[must_use]
     pub fn view(&self) -> View {
-        let mut files: Vec<FileView> = self.files.iter().map(|(id, file)| file_view(id, file)).collect();
-        files.sort_unstable_by_key(|file| file.id);
+        let mut files: Vec<(u64, &FileRecord)> = self.files.iter().collect();
+        files.sort_unstable_by_key(|(id, _)| *id);
         let holders = self.holders.iter().map(|holder| self.holder_view(holder));
         View {
-            files,
+            files: files.into_iter().map(|(id, file)| file_view(id, file)).collect(),
             holders: holders.filter(|holder| !holder.held.is_empty()).collect(),
             taken_ns: self.looked.map_or(0, |look| look.taken_ns),
         }
@@ -149,14 +151,29 @@ impl Ledger {
             FileState::Deferred { .. } => file.doubtful,
             FileState::Detached { .. } | FileState::Unreferenced { .. } | FileState::Releasing { .. } => true,
         };
-        let mut pending: Vec<Pending> = self
-            .files
-            .iter()
-            .filter(|(_, file)| waiting(file))
-            .map(|(id, file)| Pending { id, file: file.key, device: file.device, state: file.state })
+        self.to_look_at(waiting)
+    }
+
+    /// All files that are believed to live, pending or not: what certainly lives can tell what has become of the others.
+    /// Ordered by id.
+    #[must_use]
+    pub fn living(&self) -> Vec<Pending> {
+        self.to_look_at(|_| true)
+    }
+
+    fn to_look_at(&self, which: impl Fn(&FileRecord) -> bool) -> Vec<Pending> {
+        let files = self.files.iter().filter(|(_, file)| which(file));
+        let mut files: Vec<Pending> = files
+            .map(|(id, file)| Pending {
+                id,
+                file: file.key,
+                device: file.device,
+                identity: file.identity,
+                state: file.state,
+            })
             .collect();
-        pending.sort_unstable_by_key(|file| file.id);
-        pending
+        files.sort_unstable_by_key(|file| file.id);
+        files
     }
 
     fn holder_view(&self, holder: &HolderEntry) -> HolderView {
@@ -166,12 +183,12 @@ impl Ledger {
             Some(HeldFile {
                 id: *id,
                 device: file.device,
-                fds: ways.fds,
-                maps: ways.maps,
-                in_flight: ways.in_flight,
-                io_uring: ways.io_uring,
-                driver_pins: ways.pins,
-                dropping: ways.dropping,
+                fds: ways.fds.into(),
+                maps: ways.maps.into(),
+                in_flight: ways.in_flight.into(),
+                io_uring: ways.io_uring.into(),
+                driver_pins: ways.pins.into(),
+                dropping: ways.dropping.into(),
                 origin: held_by.map_or(Origin::Unknown, |held| held.origin),
                 since_ns: held_by.map_or(0, |held| held.since_ns),
             })

@@ -1,7 +1,6 @@
 //! The tasks of a snapshot, by process: only those of processes that matter.
 
-use std::collections::{HashMap, HashSet};
-
+use super::hash::{Map, Set};
 use crate::model::event::TaskId;
 use crate::model::snapshot::Source;
 use crate::model::{ProcessId, Snapshot, TableKey, Task, TaskState};
@@ -15,17 +14,17 @@ struct Group<'a> {
 }
 
 pub(super) struct World<'a> {
-    groups: HashMap<u32, Group<'a>>,
+    groups: Map<u32, Group<'a>>,
     /// Fd tables in use by any living task.
-    tables: HashSet<TableKey>,
+    tables: Set<TableKey>,
     /// All tasks of the host were seen, so that one that is not there is gone.
     all_tasks: bool,
 }
 
 impl<'a> World<'a> {
     /// Groups the tasks of these processes. `tables`: whether [`World::in_use`] will be asked.
-    pub(super) fn new(snapshot: &'a Snapshot, tgids: &HashSet<u32>, tables: bool) -> Self {
-        let mut groups: HashMap<u32, Group<'a>> = HashMap::with_capacity(tgids.len());
+    pub(super) fn new(snapshot: &'a Snapshot, tgids: &Set<u32>, tables: bool) -> Self {
+        let mut groups: Map<u32, Group<'a>> = Map::with_capacity_and_hasher(tgids.len(), Default::default());
         for task in snapshot.tasks.iter().filter(|task| tgids.contains(&task.tgid)) {
             let group =
                 groups.entry(task.tgid).or_insert_with(|| Group { start_ns: u64::MAX, ..Group::default() });
@@ -39,7 +38,7 @@ impl<'a> World<'a> {
         }
         groups.values_mut().for_each(|group| group.tasks.sort_unstable_by_key(|task| task.tid));
         let living = || snapshot.tasks.iter().filter(|task| !task.is_dead());
-        let tables = if tables { living().filter_map(|task| task.table).collect() } else { HashSet::new() };
+        let tables = if tables { living().filter_map(|task| task.table).collect() } else { Set::default() };
         Self { groups, tables, all_tasks: snapshot.source == Source::Iterators }
     }
 

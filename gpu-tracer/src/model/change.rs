@@ -201,7 +201,7 @@ pub struct Identity {
     pub process: ProcessId,
     /// The name it wore.
     pub comm: RawText,
-    /// Its command line, arguments separated by NUL; empty when nobody could read it in time.
+    /// Its command line, arguments separated by spaces; empty when nobody could read it in time.
     pub cmdline: RawText,
     /// Its executable.
     pub exe: Option<RawText>,
@@ -214,7 +214,7 @@ pub struct Identity {
 /// What `/proc` says of a process; read by the caller as soon as the process becomes interesting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessDescription {
-    /// Command line, arguments separated by NUL.
+    /// Command line, arguments separated by spaces.
     pub cmdline: RawText,
     /// Executable.
     pub exe: Option<RawText>,

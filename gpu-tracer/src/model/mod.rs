@@ -6,10 +6,12 @@
 
 pub mod change;
 pub mod device;
+pub mod diagnosis;
 pub mod doctor;
 pub mod event;
 pub mod exit;
 pub mod gpu;
+pub mod happening;
 pub mod report;
 pub mod snapshot;
 pub mod task;

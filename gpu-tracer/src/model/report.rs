@@ -20,12 +20,26 @@ pub struct Report {
     pub plan: String,
     /// What the answer is worth.
     pub coverage: Coverage,
+    /// What the answer cost.
+    #[serde(default)]
+    pub cost: Cost,
     /// The GPUs asked about.
     pub gpus: Vec<GpuReport>,
     /// Open device files.
     pub files: Vec<FileReport>,
     /// Who refers to them.
     pub holders: Vec<Holder>,
+}
+
+/// Wall time that an answer took, ms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Loading the BPF programs; 0 where they were loaded already.
+    pub load_ms: f64,
+    /// Looking at the kernel, once or twice.
+    pub look_ms: f64,
+    /// Snapshots taken.
+    pub looks: u32,
 }
 
 /// What an answer is worth.
@@ -78,6 +92,9 @@ pub struct FileReport {
     pub gpu: Option<u32>,
     /// `opening`, `open`, `detached`, `unreferenced`, `releasing`, `deferred`.
     pub state: String,
+    /// Since when it is in that state, wall clock; `null` for `open`.
+    #[serde(default)]
+    pub since: Option<String>,
     /// The kernel's count; `null` where it cannot be read.
     pub references: Option<u64>,
     /// References that nobody we can name accounts for.
@@ -137,6 +154,9 @@ pub struct Holder {
     pub leader_state: String,
     /// Kernel function `tid` waits in.
     pub wchan: Option<String>,
+    /// What `tid` closes and cannot finish closing, where its kernel stack tells: it is not the device.
+    #[serde(default)]
+    pub closing: Option<String>,
     /// Top of the kernel stack of `tid`, innermost first (root only).
     #[serde(default)]
     pub stack: Vec<String>,
@@ -182,6 +202,10 @@ pub struct HeldDevice {
     pub in_flight: u64,
     /// Registered files of an io_uring it has open or mapped.
     pub io_uring: u64,
+    /// References that it is dropping: gone from its tables by exit or close, and not released yet. Only a daemon that
+    /// saw it hold them knows.
+    #[serde(default)]
+    pub dropping: u64,
     /// Ids of the open files concerned.
     pub files: Vec<u64>,
 }

@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::{self, ErrorKind, Read},
     os::fd::{AsFd, AsRawFd, OwnedFd},
-    sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel},
+    sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     thread,
     time::{Duration, Instant},
 };
@@ -16,6 +16,7 @@ use aya::{
 };
 use gpu_tracer_common::{
     LAYOUT,
+    layout::ABSENT,
     snapshot::{Control, Header, HoldRecord, MAX_SUBJECTS, mode},
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -47,6 +48,31 @@ pub enum RingAccess {
     Unknown(String),
 }
 
+/// How mappings are found.
+#[derive(Debug)]
+pub(super) enum Mappings {
+    /// By the trees they are kept in (6.1+): without a lock, and quickly.
+    Trees(OwnedFd),
+    /// One by one, under the lock of their address space.
+    OneByOne(OwnedFd),
+    /// Not at all, and why.
+    Unseen(String),
+}
+
+impl Mappings {
+    fn load(ebpf: &mut Ebpf, kernel: &AyaBtf, trees: bool) -> Self {
+        if trees {
+            match link(ebpf, "iter_mm_trees", "task", kernel) {
+                Ok(link) => return Self::Trees(link),
+                Err(error) => tracing::debug!(?error, "trees of mappings cannot be walked"),
+            }
+        }
+        link(ebpf, "iter_mappings", "task_vma", kernel)
+            .or_else(|_| link(ebpf, "iter_mappings_only", "task_vma", kernel))
+            .map_or_else(|error| Self::Unseen(error.to_string()), Self::OneByOne)
+    }
+}
+
 /// A source of facts that is optional: the link of its program, or why there is none.
 pub(super) type Optional = Result<OwnedFd, String>;
 
@@ -55,7 +81,7 @@ pub struct Iterators {
     pub(super) tasks: OwnedFd,
     /// Only where the program behind `tasks` cannot walk fd tables itself.
     pub(super) task_files: Option<OwnedFd>,
-    pub(super) mappings: Optional,
+    pub(super) mappings: Mappings,
     pub(super) sockets: Optional,
     pub(super) driver_pins: Optional,
     pub(super) ring_tables: Optional,
@@ -112,9 +138,7 @@ impl Iterators {
                 Some(link(&mut ebpf, "iter_task_files", "task_file", &kernel)?),
             ),
         };
-        let mappings = link(&mut ebpf, "iter_mappings", "task_vma", &kernel)
-            .or_else(|_| link(&mut ebpf, "iter_mappings_only", "task_vma", &kernel))
-            .map_err(|error| error.to_string());
+        let mappings = Mappings::load(&mut ebpf, &kernel, layout.mm_tree_root != ABSENT);
         let sockets = link(&mut ebpf, "iter_sockets", "unix", &kernel).map_err(|error| error.to_string());
         let driver_pins =
             link(&mut ebpf, "iter_driver_pins", "task", &kernel).map_err(|error| error.to_string());
@@ -155,7 +179,10 @@ impl Iterators {
     /// Why mappings cannot be seen, if they cannot.
     #[must_use]
     pub fn mappings_refused(&self) -> Option<&str> {
-        self.mappings.as_ref().err().map(String::as_str)
+        match &self.mappings {
+            Mappings::Unseen(why) => Some(why),
+            _ => None,
+        }
     }
 
     /// Why descriptors in flight cannot be seen, if they cannot.
@@ -282,27 +309,35 @@ impl Iterators {
         Ok(bytes)
     }
 
-    /// Reads iterators that may block in the kernel, in a thread of its own, until the deadline.
+    /// Begins to read iterators in a thread of its own: they may block in the kernel, or have better things done meanwhile.
     ///
-    /// `open` runs in that thread and gives one iterator after the other. When the deadline passes the thread is left
-    /// behind: it waits killably and ends with the process.
-    pub(super) fn read_passes_until(
-        &mut self,
+    /// `open` runs in that thread and gives one iterator after the other. [`Iterators::finish`] must follow.
+    pub(super) fn begin(
         iterator: &'static str,
-        within: Duration,
         open: impl FnMut() -> Option<io::Result<File>> + Send + 'static,
-        holds: &mut Vec<HoldRecord>,
-    ) -> Result<Vec<io::Error>, ProbeError> {
-        let deadline = Instant::now() + within;
-        let (sender, receiver) = sync_channel(0);
+    ) -> Result<Reading, ProbeError> {
+        let (sender, progress) = sync_channel(16);
         thread::Builder::new()
             .name(format!("{iterator}-reader"))
             .spawn(move || read_all(open, &sender))
             .map_err(ProbeError::Thread)?;
+        Ok(Reading { iterator, progress })
+    }
+
+    /// Takes what the thread reads until it is done; returns the iterators that could not be opened.
+    ///
+    /// When the time is up the thread is left behind: it waits killably and ends with the process.
+    pub(super) fn finish(
+        &mut self,
+        Reading { iterator, progress }: Reading,
+        within: Duration,
+        holds: &mut Vec<HoldRecord>,
+    ) -> Result<Vec<io::Error>, ProbeError> {
+        let deadline = Instant::now() + within;
         let mut refused = Vec::new();
         let mut patience = PATIENCE;
         loop {
-            let message = receiver.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+            let message = progress.recv_timeout(deadline.saturating_duration_since(Instant::now()));
             let drained = self.drain(holds)?;
             match message {
                 Ok(Progress::Moved) => patience = PATIENCE,
@@ -340,6 +375,12 @@ impl Iterators {
 pub(super) fn foreign(bytes: &[u8]) -> ProbeError {
     let header = Header::read_from_prefix(bytes).map_or(Header { kind: 0, layout: 0 }, |(header, _)| header);
     ProbeError::Record { kind: header.kind, layout: header.layout }
+}
+
+/// A thread that reads.
+pub(super) struct Reading {
+    iterator: &'static str,
+    progress: Receiver<Progress>,
 }
 
 enum Progress {

@@ -78,6 +78,7 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
         vma_start: must("vm_area_struct", "vm_start")?,
         vma_end: must("vm_area_struct", "vm_end")?,
         vma_mm: must("vm_area_struct", "vm_mm")?,
+        mm_tree_root: mm_tree(btf),
         vma_tree_node: may("vm_area_struct", "shared.rb"),
         file_mapping: may("file", "f_mapping"),
         mapping_tree: may("address_space", "i_mmap.rb_root.rb_node"),
@@ -119,6 +120,15 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
         ),
         victim_is_task: u32::from(btf.field("trace_event_raw_mark_victim", "uid").is_ok()),
     })
+}
+
+/// The tree of an address space's mappings, if its nodes are as `mappings.rs` of the programs takes them to be.
+fn mm_tree(btf: &Btf) -> u32 {
+    let at = |structure, path| btf.field(structure, path).map_or(ABSENT, |field| field.offset);
+    let as_expected = btf.size_of("maple_node").is_ok_and(|size| size == 256)
+        && at("maple_range_64", "slot") == 128
+        && at("maple_arange_64", "slot") == 80;
+    if as_expected { at("mm_struct", "mm_mt.ma_root") } else { ABSENT }
 }
 
 struct Ring {

@@ -18,7 +18,7 @@ use zerocopy::FromBytes;
 
 use super::{
     Iterators, ProbeError,
-    iterators::{RingAccess, foreign},
+    iterators::{Mappings, Reading, RingAccess, foreign},
     netns, sys,
 };
 use crate::kernel::boot_now;
@@ -37,8 +37,10 @@ impl Iterators {
         let mut missing = Vec::new();
         let mut holds = Vec::new();
         self.want(devices)?;
+        self.start(mode::DEVICES, |_| ())?;
+        let mappings = self.begin_mappings()?;
         let tasks = self.pass_tasks(&mut holds, within)?;
-        self.pass_mappings(&mut holds, &mut missing, within)?;
+        self.finish_mappings(mappings, &mut holds, &mut missing, within)?;
         self.pass_sockets(&tasks, &mut holds, &mut missing, within)?;
         self.pass_rings(&mut holds, &mut missing)?;
         self.pass_carriers(&mut holds, &mut missing)?;
@@ -49,12 +51,12 @@ impl Iterators {
     }
 
     fn pass_tasks(&mut self, holds: &mut Vec<HoldRecord>, within: Duration) -> Result<Vec<Task>, ProbeError> {
-        self.start(mode::DEVICES, |_| ())?;
         let file = sys::open_iterator(self.tasks.as_fd())?;
         let bytes = self.read_pass("task", file, holds)?;
         if let Some(link) = &self.task_files {
             let mut opened = Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other));
-            self.read_passes_until("task_file", within, move || opened.take(), holds)?;
+            let reading = Self::begin("task_file", move || opened.take())?;
+            self.finish(reading, within, holds)?;
         }
         bytes
             .chunks_exact(size_of::<TaskRecord>())
@@ -68,31 +70,34 @@ impl Iterators {
             .collect()
     }
 
-    fn pass_mappings(
+    /// Mappings are looked for while this thread looks at the tasks: neither needs the other.
+    fn begin_mappings(&self) -> Result<Result<Reading, String>, ProbeError> {
+        let (iterator, link) = match &self.mappings {
+            Mappings::Trees(link) => ("mm-tree", link),
+            Mappings::OneByOne(link) => ("task_vma", link),
+            Mappings::Unseen(why) => return Ok(Err(why.clone())),
+        };
+        let mut opened = Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other));
+        Self::begin(iterator, move || opened.take()).map(Ok)
+    }
+
+    fn finish_mappings(
         &mut self,
+        mappings: Result<Reading, String>,
         holds: &mut Vec<HoldRecord>,
         missing: &mut Vec<Missing>,
         within: Duration,
     ) -> Result<(), ProbeError> {
-        let link = match &self.mappings {
-            Ok(link) => link.try_clone().map_err(ProbeError::Thread)?,
-            Err(why) => {
-                missing.push(Missing {
-                    what: "mappings",
-                    why: format!("mappings without a descriptor cannot be seen: {why}"),
-                });
-                return Ok(());
-            }
+        let why = match mappings {
+            Ok(reading) => match self.finish(reading, within, holds) {
+                Ok(_) => return Ok(()),
+                Err(error @ (ProbeError::Hung { .. } | ProbeError::Overflow { .. })) => error.to_string(),
+                Err(error) => return Err(error),
+            },
+            Err(why) => format!("mappings without a descriptor cannot be seen: {why}"),
         };
-        let mut opened = Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other));
-        match self.read_passes_until("task_vma", within, move || opened.take(), holds) {
-            Ok(_) => Ok(()),
-            Err(error @ (ProbeError::Hung { .. } | ProbeError::Overflow { .. })) => {
-                missing.push(Missing { what: "mappings", why: error.to_string() });
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+        missing.push(Missing { what: "mappings", why });
+        Ok(())
     }
 
     fn pass_sockets(
@@ -127,7 +132,8 @@ impl Iterators {
                     .and_then(|()| sys::open_iterator(link.as_fd()).map_err(io::Error::other)),
             )
         };
-        match self.read_passes_until("unix", within, open, holds) {
+        let reading = Self::begin("unix", open)?;
+        match self.finish(reading, within, holds) {
             Ok(refused) => missing.extend(refused.into_iter().map(|error| Missing {
                 what: "in-flight",
                 why: format!("descriptors queued in sockets cannot be seen in {error}"),

@@ -109,7 +109,7 @@ fn rows(holder: &Holder) -> Vec<(HeldDevice, Option<u64>)> {
 }
 
 /// One text field: escaped, safe from formulas, quoted where needed.
-fn field(bytes: &[u8]) -> String {
+pub(super) fn field(bytes: &[u8]) -> String {
     let mut text = escape(bytes);
     if would_calculate(bytes) {
         text.insert(0, '\'');

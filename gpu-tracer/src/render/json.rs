@@ -6,7 +6,7 @@
 use std::io;
 
 use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
 
 use super::text::is_deceptive;
 
@@ -20,10 +20,20 @@ pub fn write<T: Serialize>(value: &T, out: &mut dyn io::Write) -> io::Result<()>
     out.write_all(b"\n")
 }
 
-/// Indents as [`PrettyFormatter`] does and leaves nothing deceptive unescaped.
-struct Printable(PrettyFormatter<'static>);
+/// Writes a value as one JSON document on one line, for streams.
+///
+/// # Errors
+/// As for [`write`].
+pub fn write_line<T: Serialize>(value: &T, out: &mut dyn io::Write) -> io::Result<()> {
+    let mut serializer = Serializer::with_formatter(&mut *out, Printable(CompactFormatter));
+    value.serialize(&mut serializer)?;
+    out.write_all(b"\n")
+}
 
-impl Formatter for Printable {
+/// Lays out as the formatter inside does and leaves nothing deceptive unescaped.
+struct Printable<F>(F);
+
+impl<F: Formatter> Formatter for Printable<F> {
     fn write_string_fragment<W: ?Sized + io::Write>(
         &mut self,
         out: &mut W,

@@ -8,6 +8,8 @@ pub mod doctor;
 pub mod json;
 pub mod table;
 pub mod text;
+pub mod watch;
+pub mod why;
 
 mod columns;
 mod ranges;
@@ -106,4 +108,4 @@ fn is_complete(report: &Report) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Answer, Holder, Play};
+use super::{Answer, Holder};
 use crate::truth::{Counts, Holds, OpenFile, Truth, from_hex};
 
-/// Everything that differs, each in a sentence; empty when the answer is right.
-pub(super) fn differences(answer: &Answer, play: &Play) -> Vec<String> {
-    let truth = &play.truth;
+/// Everything that differs, each in a sentence; empty when the answer is right. `family` is every process of the
+/// scenario: whoever of it holds nothing must not be named.
+pub(super) fn differences(answer: &Answer, truth: &Truth, family: &BTreeSet<u32>) -> Vec<String> {
     let mut found = Vec::new();
     if answer.report.schema != 1 {
         found.push(format!("schema {} instead of 1", answer.report.schema));
@@ -20,7 +20,7 @@ pub(super) fn differences(answer: &Answer, play: &Play) -> Vec<String> {
             compare_holder(holds, &named, &mut found);
         }
     }
-    accusations(answer, play, &mut found);
+    accusations(answer, truth, family, &mut found);
     if truth.half_exited.is_empty() {
         compare_files(answer, truth, &mut found);
     }
@@ -30,11 +30,11 @@ pub(super) fn differences(answer: &Answer, play: &Play) -> Vec<String> {
 
 /// Panics with the differences and both sides.
 #[track_caller]
-pub(super) fn demand_none(differences: &[String], answer: &Answer, play: &Play) {
+pub(super) fn demand_none(differences: &[String], answer: &Answer, truth: &Truth) {
     if differences.is_empty() {
         return;
     }
-    let truth = serde_json::to_string_pretty(&play.truth).unwrap_or_default();
+    let truth = serde_json::to_string_pretty(truth).unwrap_or_default();
     panic!(
         "the answer is wrong:\n  {}\n\nthe truth:\n{truth}\n\nthe answer (exit status {}):\n{}\n{}",
         differences.join("\n  "),
@@ -86,11 +86,14 @@ fn compare_holder(holds: &Holds, named: &[&Holder], found: &mut Vec<String>) {
 }
 
 /// The reasons given; where the truth is simply `live`, a tool that can prove that the launcher is gone may say so. That
-/// a handle is inherited is true of every child of a holder, and told where the truth does not ask for it.
+/// a handle is inherited is true of every child of a holder, and told where the truth does not ask for it; so is what only
+/// a daemon can know, that it was passed on.
 fn said(is: &[String], should: &[String]) -> String {
     let mut is = set(is);
-    if !should.iter().any(|word| word == "inherited") {
-        is.remove("inherited");
+    for known_to_a_daemon in ["inherited", "passed"] {
+        if !should.iter().any(|word| word == known_to_a_daemon) {
+            is.remove(known_to_a_daemon);
+        }
     }
     if should.iter().any(|word| word == "live") && is.remove("live-orphan") {
         is.insert("live");
@@ -120,11 +123,10 @@ fn totals(named: &[&Holder]) -> BTreeMap<String, Counts> {
 }
 
 /// Processes of the scenario that are named and hold nothing, and dead ones that are named.
-fn accusations(answer: &Answer, play: &Play, found: &mut Vec<String>) {
-    let truth = &play.truth;
+fn accusations(answer: &Answer, truth: &Truth, family: &BTreeSet<u32>, found: &mut Vec<String>) {
     let holding: BTreeSet<u32> = truth.holders.iter().map(|holds| holds.pid).collect();
     let mut innocents: BTreeMap<u32, &str> =
-        play.family().into_iter().map(|pid| (pid, "it only belongs to the scenario")).collect();
+        family.iter().map(|pid| (*pid, "it only belongs to the scenario")).collect();
     innocents.extend(truth.dead.iter().map(|pid| (*pid, "it is dead")));
     innocents.extend(truth.innocents.iter().map(|innocent| (innocent.pid, innocent.because.as_str())));
     for holder in &answer.report.holders {
@@ -196,4 +198,116 @@ fn as_text(hex: &str) -> String {
         chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Process 10 with one descriptor and one mapping of one file, its child 11 with the mapping; 12 is an innocent.
+    fn truth() -> Truth {
+        let counts = |fds| Counts { fds, maps: 1, files: 1, ..Counts::default() };
+        let mut holds = Holds::live(10).states('S', 'S').device("nvidia0", counts(1));
+        (holds.ppid, holds.uid, holds.sigkill_pending) = (Some(9), Some(0), Some(false));
+        (holds.comm_hex, holds.cmdline_hex) = (Some("61".to_owned()), Some("62ff".to_owned()));
+        let heir = Holds::live(11).inherited().device("nvidia0", counts(0));
+        Truth::default().holder(holds).holder(heir).files("nvidia0", 1, 3).innocent(12, "idle").dead(13)
+    }
+
+    fn right() -> Value {
+        let holder = |pid: u32, fds: u32| {
+            json!({
+                "pid": pid, "tid": pid, "tids": [pid], "start_ns": 1, "ppid": pid - 1, "uid": 0, "comm": "a",
+                "cmdline": "b\\xff", "exe": null, "state": "S", "leader_state": "S", "wchan": null, "stack": [],
+                "exiting": false, "sigkill_pending": false, "pid_in_ns": pid,
+                "why": if pid == 11 { json!(["live", "inherited"]) } else { json!(["live"]) },
+                "devices": [{"device": "nvidia0", "gpu": 0, "fds": fds, "maps": 1, "in_flight": 0, "io_uring": 0,
+                             "files": [7]}],
+            })
+        };
+        json!({
+            "schema": 1, "taken_at": "", "boot_id": "", "plan": "snapshot",
+            "coverage": {"complete": true, "missing": []},
+            "files": [{"id": 7, "device": "nvidia0", "state": "open", "references": 3, "unexplained": 0}],
+            "holders": [holder(10, 1), holder(11, 0)],
+        })
+    }
+
+    fn compared(status: i32, document: &Value) -> Vec<String> {
+        let report = serde_json::from_value(document.clone()).expect("it follows the contract");
+        let answer = Answer { status, text: document.to_string(), err: String::new(), report };
+        differences(&answer, &truth(), &BTreeSet::from([9, 10, 11, 12]))
+    }
+
+    #[test]
+    fn a_right_answer_differs_in_nothing() {
+        assert_eq!(compared(1, &right()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn every_wrong_field_is_a_difference() {
+        let wrong = [
+            ("/schema", json!(2)),
+            ("/files/0/references", json!(2)),
+            ("/files/0/references", json!(null)),
+            ("/files/0/unexplained", json!(1)),
+            ("/files/0/state", json!("detached")),
+            ("/files/0/device", json!("nvidia1")),
+            ("/holders/0/pid", json!(99)),
+            ("/holders/0/tid", json!(99)),
+            ("/holders/0/tids", json!([10, 14])),
+            ("/holders/0/ppid", json!(1)),
+            ("/holders/0/uid", json!(1)),
+            ("/holders/0/comm", json!("b")),
+            ("/holders/0/cmdline", json!("b")),
+            ("/holders/0/state", json!("D")),
+            ("/holders/0/leader_state", json!("Z")),
+            ("/holders/0/exiting", json!(true)),
+            ("/holders/0/sigkill_pending", json!(true)),
+            ("/holders/0/pid_in_ns", json!(2)),
+            ("/holders/0/why", json!([])),
+            ("/holders/0/why", json!(["stopped"])),
+            ("/holders/0/why", json!(["live", "stuck-in-kernel"])),
+            ("/holders/1/why", json!(["live"])),
+            ("/holders/0/devices/0/device", json!("nvidia1")),
+            ("/holders/0/devices/0/fds", json!(2)),
+            ("/holders/0/devices/0/maps", json!(0)),
+            ("/holders/0/devices/0/in_flight", json!(1)),
+            ("/holders/0/devices/0/io_uring", json!(1)),
+            ("/holders/0/devices/0/files", json!([7, 8])),
+        ];
+        for (place, value) in wrong {
+            let mut document = right();
+            *document.pointer_mut(place).expect("it is there") = value.clone();
+            assert!(!compared(1, &document).is_empty(), "{value} at {place} goes unnoticed");
+        }
+    }
+
+    #[test]
+    fn a_missing_an_accused_and_a_doubled_holder_are_differences() {
+        let change = |edit: &dyn Fn(&mut Vec<Value>)| {
+            let mut document = right();
+            edit(document["holders"].as_array_mut().expect("a list"));
+            compared(1, &document)
+        };
+        assert!(!change(&|holders| drop(holders.pop())).is_empty());
+        for accused in [9, 12, 13] {
+            let accuse = |holders: &mut Vec<Value>| {
+                let mut holder = holders[0].clone();
+                holder["pid"] = json!(accused);
+                holders.push(holder);
+            };
+            assert!(!change(&accuse).is_empty(), "nobody minds that {accused} is accused");
+        }
+        assert!(!change(&|holders| holders.push(holders[0].clone())).is_empty());
+    }
+
+    #[test]
+    fn a_wrong_exit_status_is_a_difference() {
+        for status in [0, 2, 3] {
+            assert!(!compared(status, &right()).is_empty(), "exit status {status} goes unnoticed");
+        }
+    }
 }

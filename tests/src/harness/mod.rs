@@ -4,13 +4,15 @@
 //! not matter; only the tests of "nobody holds it" need a number to themselves ([`Device::nobodys`]).
 
 mod compare;
+mod daemon;
 mod device;
 mod play;
 mod tracer;
 
+pub use daemon::{Daemon, Watch};
 pub use device::Device;
 pub use play::Play;
-pub use tracer::{Answer, Finished, HeldDevice, HeldFile, Holder, Missing, Tracer};
+pub use tracer::{Answer, Finished, HeldDevice, HeldFile, Holder, Missing, Opener, Tracer};
 
 use std::time::Duration;
 

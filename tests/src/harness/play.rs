@@ -136,14 +136,15 @@ impl Play {
     #[track_caller]
     pub fn check(&self) -> super::Answer {
         let tracer = Tracer::new(&self.device);
+        let family = self.family();
         let mut answer = tracer.holders();
-        let mut differences = compare::differences(&answer, self);
+        let mut differences = compare::differences(&answer, &self.truth, &family);
         if !differences.is_empty() {
             eprintln!("note: asked again, because at first: {}", differences.join("; "));
             answer = tracer.holders();
-            differences = compare::differences(&answer, self);
+            differences = compare::differences(&answer, &self.truth, &family);
         }
-        compare::demand_none(&differences, &answer, self);
+        compare::demand_none(&differences, &answer, &self.truth);
         answer
     }
 

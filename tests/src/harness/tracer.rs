@@ -12,8 +12,8 @@ use serde::Deserialize;
 use super::{Device, program};
 use crate::sys::process;
 
-/// How long one answer may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long one answer may take before it counts as hung, on a busy machine and in a debug build.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The tracer, told of some devices.
 #[derive(Clone, Debug)]
@@ -97,6 +97,25 @@ pub struct HeldFile {
     pub references: Option<u64>,
     /// Those that nobody accounts for.
     pub unexplained: u64,
+    /// Since when it is in that state, if not open.
+    pub since: Option<String>,
+    /// When it was opened, where that was seen.
+    pub opened_at: Option<String>,
+    /// By whom, where that was seen.
+    pub opener: Option<Opener>,
+}
+
+/// Who opened a file.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Opener {
+    /// Host PID.
+    pub pid: u32,
+    /// Name at that moment.
+    pub comm: String,
+    /// Command line at that moment.
+    pub cmdline: String,
+    /// Does it still live?
+    pub alive: bool,
 }
 
 /// A holder.
@@ -126,6 +145,8 @@ pub struct Holder {
     pub leader_state: String,
     /// Where `tid` waits.
     pub wchan: Option<String>,
+    /// What it closes and cannot finish closing.
+    pub closing: Option<String>,
     /// Kernel stack of `tid`, innermost first.
     pub stack: Vec<String>,
     /// On its way through exit.
@@ -155,6 +176,9 @@ pub struct HeldDevice {
     pub in_flight: u64,
     /// Registered with rings.
     pub io_uring: u64,
+    /// References being dropped.
+    #[serde(default)]
+    pub dropping: u64,
     /// Ids of the files.
     pub files: Vec<u64>,
 }
@@ -178,6 +202,21 @@ impl Tracer {
         let mut command = Command::new(Self::program());
         command.arg("holders").args(&self.options).args(["--standalone", "--format", format]).args(arguments);
         command
+    }
+
+    /// Another subcommand, `--standalone`, with the devices and further arguments.
+    #[must_use]
+    pub fn subcommand(&self, name: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(Self::program());
+        command.arg(name).args(&self.options).arg("--standalone").args(arguments);
+        command
+    }
+
+    /// Runs another subcommand to its end.
+    #[must_use]
+    #[track_caller]
+    pub fn run(&self, name: &str, arguments: &[&str]) -> Finished {
+        run(self.subcommand(name, arguments))
     }
 
     /// Asks as root and in the host's namespaces.
@@ -247,7 +286,7 @@ const NOBODY: u32 = 65534;
 
 /// Runs it to its end; panics when it takes too long.
 #[track_caller]
-fn run(mut command: Command) -> Finished {
+pub(super) fn run(mut command: Command) -> Finished {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let shown = format!("{command:?}");
     let begun = Instant::now();

@@ -103,13 +103,21 @@ const ATTACKS: &[&[u8]] = &[
     b"a|b",
 ];
 
-/// The name with this number: an attack, told apart from its repetitions by a tail as far as there is room.
+/// The name with this number: first every attack, then bytes at random, the same on every run.
 fn name(number: u32) -> Vec<u8> {
-    let attack = ATTACKS[number as usize % ATTACKS.len()];
-    let round = number as usize / ATTACKS.len();
-    let mut name = attack.to_vec();
-    if round > 0 {
-        name.extend_from_slice(round.to_string().as_bytes());
+    const LONGEST: u64 = 24;
+    if let Some(attack) = ATTACKS.get(number as usize) {
+        return attack.to_vec();
     }
-    name
+    // xorshift64*, seeded with the number.
+    let mut state = (u64::from(number) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut random = move |below: u64| {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % below
+    };
+    let length = 1 + random(LONGEST);
+    // A name ends at its first NUL.
+    (0..length).map(|_| 1 + random(255) as u8).collect()
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -15,7 +16,7 @@ use crate::stage::{STANDIN_ARGUMENT, Stage};
 struct Contender {
     label: &'static str,
     command: Command,
-    timings: Vec<std::time::Duration>,
+    timings: Vec<Duration>,
     named_the_holder: bool,
 }
 
@@ -36,17 +37,19 @@ pub(super) fn measure(subject: &Subject) -> Result<()> {
             check_ours(&run, &crowd.members, crowd.holder)?;
         }
     }
+    let mut snapshots = Vec::new();
     for _ in 0..wanted.rounds {
         for contender in &mut contenders {
             let run = timed(&mut contender.command)?;
             if contender.label == OURS {
                 check_ours(&run, &crowd.members, crowd.holder)?;
+                snapshots.push(snapshot_time(&run)?);
             }
             contender.timings.push(run.took);
         }
     }
     drop(crowd);
-    report(subject, contenders)
+    report(subject, contenders, snapshots)
 }
 
 const OURS: &str = "gpu-tracer holders --format json";
@@ -89,20 +92,30 @@ fn check_ours(run: &Timed, members: &[u64], holder: u64) -> Result<()> {
     Ok(())
 }
 
-fn report(subject: &Subject, contenders: Vec<Contender>) -> Result<()> {
+/// What the looking alone took (descriptors, mappings and sockets), as the answer itself says: what a daemon, `wait` or
+/// `watch` pays, whose programs are loaded already.
+fn snapshot_time(run: &Timed) -> Result<Duration> {
+    let answer: serde_json::Value = serde_json::from_str(&run.stdout).context("no JSON")?;
+    let milliseconds = answer["cost"]["look_ms"].as_f64().context("the answer does not say what it cost")?;
+    Ok(Duration::from_secs_f64(milliseconds / 1000.0))
+}
+
+fn report(subject: &Subject, contenders: Vec<Contender>, snapshots: Vec<Duration>) -> Result<()> {
     let wanted = subject.arguments;
     println!(
         "snapshot: {} processes x {} open files, one of them the device; {} rounds, alternating; milliseconds",
         wanted.processes, wanted.files, wanted.rounds
     );
-    let measured: Vec<(String, Samples)> = contenders
+    let mut measured: Vec<(String, Samples)> = contenders
         .into_iter()
         .filter_map(|contender| {
             let remark = if contender.named_the_holder { "" } else { " (did not name the holder)" };
             Some((format!("{}{remark}", contender.label), Samples::new(contender.timings)?))
         })
         .collect();
-    let Some((_, ours)) = measured.last() else { bail!("nothing was measured") };
+    let Some(snapshot) = Samples::new(snapshots) else { bail!("nothing was measured") };
+    let Some((_, ours)) = measured.last().cloned() else { bail!("nothing was measured") };
+    measured.push(("  of which the snapshot".to_owned(), snapshot.clone()));
     let rows: Vec<Vec<String>> = measured
         .iter()
         .map(|(label, samples)| {
@@ -110,11 +123,11 @@ fn report(subject: &Subject, contenders: Vec<Contender>) -> Result<()> {
             [label.clone()]
                 .into_iter()
                 .chain(figures)
-                .chain([format!("{:.1}", samples.ratio_to(ours))])
+                .chain([&ours, &snapshot].map(|base| format!("{:.1}", samples.ratio_to(base))))
                 .collect()
         })
         .collect();
-    println!("{}", table(&["", "median", "min", "max", "times ours"], &rows));
+    println!("{}", table(&["", "median", "min", "max", "x our answer", "x our snapshot"], &rows));
     Ok(())
 }
 
@@ -123,7 +136,7 @@ mod tests {
     use super::*;
 
     fn run(stdout: &str, stderr: &str) -> Timed {
-        let (took, status) = (std::time::Duration::ZERO, Some(1));
+        let (took, status) = (Duration::ZERO, Some(1));
         Timed { took, status, stdout: stdout.to_owned(), stderr: stderr.to_owned() }
     }
 

@@ -6,18 +6,23 @@ use anyhow::{Context as _, Result, bail};
 
 use super::contents::{self, Programs};
 use crate::workspace::Workspace;
-use crate::{build_ebpf, child, host_build, setup};
+use crate::{build_ebpf, child, setup};
 
-/// Builds `gpu-tracer` as users get it, the scenario program, the tests and the stand-in NVML. `work` is a folder for
-/// what cargo does not build.
-pub(crate) fn all(workspace: &Workspace, work: &Path) -> Result<Programs> {
+/// Builds `gpu-tracer` and the scenario program, as users get them unless `development`; then the tests and the stand-in
+/// NVML. `work` is a folder for what cargo does not build.
+pub(crate) fn all(workspace: &Workspace, work: &Path, development: bool) -> Result<Programs> {
     build_ebpf::build(workspace, &setup::for_build()?, false)?;
-    let built = host_build::release(workspace)?;
     let mut programs = driver_programs(workspace, work)?;
-    programs.programs.push(("gpu-tracer".to_owned(), built.gpu_tracer));
-    programs.programs.push(("scenario".to_owned(), built.scenario));
+    let mut arguments = vec!["build", "--package", "gpu-tracer", "--package", "gpu-tracer-tests", "--bins"];
+    if !development {
+        arguments.push("--release");
+    }
+    programs
+        .programs
+        .extend(artifacts(workspace, &arguments)?.iter().filter_map(|built| executable(built, "bin")));
     let tests = ["test", "--package", "gpu-tracer-tests", "--tests", "--no-run"];
-    programs.tests = artifacts(workspace, &tests)?.iter().filter_map(test_program).collect();
+    programs.tests =
+        artifacts(workspace, &tests)?.iter().filter_map(|built| executable(built, "test")).collect();
     programs.nvml = artifacts(workspace, &["build", "--package", "standin-nvml"])?.iter().find_map(nvml);
     Ok(programs)
 }
@@ -45,11 +50,11 @@ fn artifacts(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<serde_json
     Ok(said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
-/// The name and file of an integration test.
-fn test_program(artifact: &serde_json::Value) -> Option<(String, PathBuf)> {
-    let is_test = artifact["target"]["kind"].as_array()?.iter().any(|kind| kind == "test");
+/// The name and file of a program, if it is of this kind: `bin`, or `test` for integration tests.
+fn executable(artifact: &serde_json::Value, kind: &str) -> Option<(String, PathBuf)> {
+    let is_wanted = artifact["target"]["kind"].as_array()?.iter().any(|of| of == kind);
     let file = artifact["executable"].as_str()?;
-    is_test.then_some((artifact["target"]["name"].as_str()?.to_owned(), file.into()))
+    is_wanted.then_some((artifact["target"]["name"].as_str()?.to_owned(), file.into()))
 }
 
 /// The file of the stand-in NVML.
@@ -67,14 +72,15 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn only_integration_tests_are_taken_from_what_cargo_built() {
+    fn programs_and_integration_tests_are_told_apart_in_what_cargo_built() {
         let test = json!({"target": {"kind": ["test"], "name": "holders"}, "executable": "/t/holders-1"});
-        assert_eq!(test_program(&test), Some(("holders".into(), "/t/holders-1".into())));
+        assert_eq!(executable(&test, "test"), Some(("holders".into(), "/t/holders-1".into())));
+        assert_eq!(executable(&test, "bin"), None);
         let unit = json!({"target": {"kind": ["lib"], "name": "x"}, "executable": "/t/x-1"});
-        assert_eq!(test_program(&unit), None);
+        assert_eq!(executable(&unit, "test"), None);
         let program = json!({"target": {"kind": ["bin"], "name": "x"}, "executable": "/t/x"});
-        assert_eq!(test_program(&program), None);
-        assert_eq!(test_program(&json!({"reason": "build-finished"})), None);
+        assert_eq!(executable(&program, "bin"), Some(("x".into(), "/t/x".into())));
+        assert_eq!(executable(&json!({"reason": "build-finished"}), "bin"), None);
     }
 
     #[test]

@@ -20,8 +20,15 @@ const PROGRAMS: &str = "/opt/gpu-tracer/bin";
 /// Folder of the test programs, in the guest.
 const TESTS: &str = "/opt/gpu-tracer/tests";
 
-/// Where a stand-in NVML lies, in the guest: on no path that the loader searches by itself.
+/// Where the stand-in NVML lies, in the guest: on no path that the loader searches by itself. `tests/vm/init.sh` points
+/// programs at it when the stand-in driver is loaded.
 const NVML: &str = "/opt/gpu-tracer/lib/libnvidia-ml.so.1";
+
+/// What the stand-in NVML answers from: the stand-in driver.
+const NVML_WORLD: (&str, &str) = (
+    "/opt/gpu-tracer/lib/nvml.json",
+    "{\"driver\": \"/proc/driver/standin-nvidia/memory\", \"information\": \"/proc/driver/nvidia/gpus\"}\n",
+);
 
 /// Programs of this machine, built or chosen, that go into every guest.
 #[derive(Default)]
@@ -115,6 +122,7 @@ fn add_system(tree: &mut Tree, workspace: &Workspace) -> Result<()> {
         "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/sh\n",
     );
     tree.content("etc/group", 0o644, "root:x:0:\nnogroup:x:65534:\n");
+    tree.content(NVML_WORLD.0, 0o644, NVML_WORLD.1);
     tree.content("etc/fstab", 0o644, "");
     tree.link("etc/mtab", "/proc/self/mounts");
     Ok(())
@@ -189,8 +197,7 @@ pub(crate) fn environment() -> Vec<(String, String)> {
     [
         ("GPU_TRACER_VM", "1".to_owned()),
         ("GPU_TRACER_BIN", format!("{PROGRAMS}/gpu-tracer")),
-        ("GPU_TRACER_SCENARIO", format!("{PROGRAMS}/scenario")),
-        ("GPU_TRACER_STANDIN_NVML", NVML.to_owned()),
+        ("GPU_TRACER_SCENARIO_BIN", format!("{PROGRAMS}/scenario")),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .to_vec()

@@ -54,16 +54,22 @@ pub(crate) struct Arguments {
     /// Load the stand-in driver before the shell or the command.
     #[arg(long)]
     driver: bool,
+    /// Test development builds, which are built faster and run slower.
+    #[arg(long)]
+    dev: bool,
     /// Build and run only what tests the stand-in driver by itself.
     #[arg(long)]
     driver_only: bool,
+    /// Use this machine's hardware virtualisation: much faster where it works.
+    #[arg(long)]
+    kvm: bool,
     /// Put this program or script into the guest as well, with its libraries; it is found by its name.
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
     /// Set a variable for everything that runs in the guest.
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// Seconds that one guest may take.
+    /// Seconds that one guest may take once it is up.
     #[arg(long, value_name = "SECONDS", default_value_t = 240)]
     deadline: u64,
     /// Seconds after which a test is killed.
@@ -137,7 +143,7 @@ fn programs(workspace: &Workspace, arguments: &Arguments, work: &Path) -> Result
     let mut programs = if arguments.driver_only {
         build::driver_programs(workspace, work)?
     } else {
-        build::all(workspace, work)?
+        build::all(workspace, work, arguments.dev)?
     };
     for file in &arguments.add {
         let name = file.file_name().with_context(|| format!("{} is not a file", file.display()))?;
@@ -167,6 +173,7 @@ fn run(
         console: &console,
         nonce: &plan.nonce,
         shell: plan.mode == Mode::Shell,
+        kvm: arguments.kvm,
         deadline: Duration::from_secs(arguments.deadline),
     };
     let verdict = guest.run()?;

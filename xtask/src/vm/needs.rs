@@ -28,6 +28,7 @@ pub(crate) fn guest_tools() -> Vec<Need> {
         Need::program("lsof", "lsof"),
         Need::program("lsfd", "util-linux-extra"),
         Need::program("mkfs.ext4", "e2fsprogs"),
+        Need::program("flock", "util-linux"),
         Need::program("fsfreeze", "util-linux"),
         Need::program("losetup", "mount"),
         Need::program("mount", "mount"),

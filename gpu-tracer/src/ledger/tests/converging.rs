@@ -68,12 +68,14 @@ fn small_via() -> impl Strategy<Value = Via> {
 
 /// Files 1 to 5 may be devices, 6 to 8 are carriers or nothing.
 fn small_world() -> impl Strategy<Value = Snapshot> {
-    let file = (1..6u64, any::<bool>(), prop::option::of(0..5u64)).prop_map(|(key, ctl, count)| OpenFile {
-        key: FileKey(key),
-        device: if ctl { CTL } else { GPU0 },
-        count,
-        identity: 0,
-    });
+    let file = (1..6u64, any::<bool>(), prop::option::of(0..5u64), 0..3u64).prop_map(
+        |(key, ctl, count, identity)| OpenFile {
+            key: FileKey(key),
+            device: if ctl { CTL } else { GPU0 },
+            count,
+            identity,
+        },
+    );
     let reference = (1..9u64, small_via()).prop_map(|(file, via)| Reference { file: FileKey(file), via });
     let missing =
         prop_oneof![4 => Just(None), 1 => Just(Some("in-flight")), 1 => Just(Some("half-exited-task"))];
@@ -93,12 +95,8 @@ fn small_event() -> impl Strategy<Value = Event> {
     let device = prop_oneof![Just(GPU0), Just(CTL)];
     let name = || prop_oneof![Just(RawText::from("a")), Just(RawText::from("b")), Just(RawText::default())];
     let file = (1..9u64).prop_map(FileKey);
-    let held = (file.clone(), device.clone(), 0..4u32).prop_map(|(file, device, fd)| HeldAtExit {
-        file,
-        device,
-        fd,
-        identity: 0,
-    });
+    let held = (file.clone(), device.clone(), 0..4u32, 0..3u64)
+        .prop_map(|(file, device, fd, identity)| HeldAtExit { file, device, fd, identity });
     let touched = (id.clone(), device.clone(), name()).prop_map(|(task, device, comm)| {
         EventKind::DeviceTouched { task, device, access: Access::default(), comm }
     });
@@ -238,23 +236,33 @@ proptest! {
     #[test]
     fn without_events_ids_follow_the_addresses_and_every_difference_is_counted(worlds in vec(small_world(), 1..6)) {
         let mut ledger = Ledger::new();
-        let mut before: Option<BTreeMap<FileKey, (u64, DeviceNumber)>> = None;
+        let mut before: Option<BTreeMap<FileKey, (u64, DeviceNumber, u64)>> = None;
         for (n, world) in (1..).zip(worlds) {
             let world = Snapshot { taken_ns: n, ..last(world) };
             let drift = ledger.reconcile(&world);
-            let now: BTreeMap<FileKey, (u64, DeviceNumber)> =
-                ledger.files.iter().map(|(id, file)| (file.key, (id, file.device))).collect();
+            let now: BTreeMap<FileKey, (u64, DeviceNumber, u64)> =
+                ledger.files.iter().map(|(id, file)| (file.key, (id, file.device, file.identity))).collect();
             if let Some(before) = before {
-                for (key, (id, device)) in &now {
-                    let known = before.get(key).filter(|(_, known)| known == device);
-                    prop_assert!(known.is_none_or(|(known, _)| known == id), "{:?}: {:?}, now {}", key, known, id);
+                let (mut new, mut replaced) = (0, 0);
+                let mut keys = BTreeSet::new();
+                // What is listed twice counts as first listed.
+                for file in world.files.iter().filter(|file| keys.insert(file.key)) {
+                    let known = before.get(&file.key);
+                    let same = |(_, device, identity): &(u64, DeviceNumber, u64)| {
+                        let equal = *identity == 0 || file.identity == 0 || *identity == file.identity;
+                        *device == file.device && equal
+                    };
+                    let id = now[&file.key].0;
+                    match known {
+                        Some(known) if same(known) => prop_assert_eq!(known.0, id, "the same file"),
+                        Some(known) => prop_assert_ne!(known.0, id, "another file"),
+                        None => {}
+                    }
+                    replaced += u64::from(known.is_some_and(|known| !same(known)));
+                    new += u64::from(known.is_none_or(|known| !same(known)));
                 }
-                let at = |key: &FileKey| world.files.iter().any(|file| file.key == *key);
-                let changed = before.iter().filter(|(key, (_, d))| now.get(key).is_some_and(|(_, now)| now != d));
-                prop_assert_eq!(drift.replaced, changed.count() as u64);
-                let new = now.iter().filter(|(key, (_, d))| before.get(key).is_none_or(|(_, known)| known != d));
-                prop_assert_eq!(drift.unannounced, new.count() as u64);
-                let vanished = before.keys().filter(|key| !at(key)).count() as u64;
+                prop_assert_eq!((drift.replaced, drift.unannounced), (replaced, new));
+                let vanished = before.keys().filter(|key| !keys.contains(key)).count() as u64;
                 prop_assert!(drift.vanished <= vanished, "{} of {}", drift.vanished, vanished);
             }
             before = Some(now);

@@ -123,6 +123,24 @@ fn a_file_at_the_address_of_another_is_new_when_its_holder_has_touched_the_devic
 }
 
 #[test]
+fn a_file_of_another_identity_is_another_file() {
+    let look = |taken_ns, identity| {
+        let file = OpenFile { identity, ..device(1, GPU0, 1) };
+        world(taken_ns, vec![task(10, 10)], vec![file], vec![fd(1, 10, 3)])
+    };
+    let mut ledger = Ledger::new();
+    let ids: Vec<u64> = [(1, 0), (2, 7), (3, 7), (4, 0), (5, 8)]
+        .into_iter()
+        .map(|(taken_ns, identity)| {
+            ledger.reconcile(&look(taken_ns, identity));
+            ledger.view().files[0].id
+        })
+        .collect();
+    assert_eq!(ids, [1, 1, 1, 1, 2], "0 is unknown and equal to any");
+    assert_eq!((ledger.drift().replaced, ledger.living()[0].identity), (1, 8));
+}
+
+#[test]
 fn a_release_from_before_a_snapshot_means_that_the_snapshot_saw_another_file() {
     let mut ledger = ledger_with_an_opener();
     let first = ledger.view().files[0].id;
@@ -304,4 +322,63 @@ fn processes_are_forgotten_when_no_file_names_them() {
     ledger.reconcile(&world(600_000, vec![], vec![], vec![]));
     ledger.reconcile(&world(700_000, vec![], vec![], vec![]));
     assert_eq!((ledger.tracked(), ledger.history(process(10))), (vec![], None));
+}
+
+#[test]
+fn a_storm_between_two_snapshots_fills_no_memory_and_forgets_no_holder() {
+    let mut ledger = ledger_with_one_holder();
+    for child in 1_000..101_000 {
+        ledger.apply(&forked(u64::from(child) * 1_000, 10, child));
+        ledger.apply(&touched(u64::from(child) * 1_000, child, GPU0));
+    }
+    let (processes, touchers) = (ledger.processes.iter().count(), ledger.touches.processes().count());
+    assert!(processes < 40_000 && touchers < 10_000, "{processes} processes, {touchers} touchers");
+    assert!(ledger.tracked().contains(&process(10)));
+}
+
+#[test]
+fn a_file_first_heard_of_when_its_opener_exits_has_an_opener() {
+    let mut ledger = Ledger::new();
+    ledger.reconcile(&world(50_000, vec![task(10, 10)], vec![], vec![]));
+    ledger.apply(&touched(60_000, 10, GPU0));
+    let changes = ledger.apply(&exiting(70_000, 10, 9, &[(1, 3)]));
+    let opened = ledger.view().files[0].opened.clone().expect("the touch announced it");
+    assert_eq!((opened.at_ns, opened.exact, opened.opener.process), (60_000, true, process(10)));
+    let found = said(&changes).iter().any(|(_, kind)| **kind == ChangeKind::Found);
+    assert!(!found, "it opened it and has not just come to it: {changes:?}");
+}
+
+#[test]
+fn a_file_first_heard_of_when_an_heir_exits_was_opened_by_the_ancestor_who_touched_the_device() {
+    let mut ledger = Ledger::new();
+    ledger.reconcile(&world(50_000, vec![task(10, 10)], vec![], vec![]));
+    ledger.apply(&touched(60_000, 10, GPU0));
+    ledger.apply(&forked(61_000, 10, 200));
+    let killed = ledger.apply(&killed(69_000, 10, 200));
+    assert!(!killed.is_empty(), "the child of one who may have opened something matters");
+    let changes = ledger.apply(&exiting(70_000, 200, 9, &[(1, 3)]));
+    let opener = ledger.view().files[0].opened.clone().map(|opened| opened.opener.process);
+    assert_eq!(opener, Some(process(10)));
+    let inherited = (Some(200), &ChangeKind::Inherited { from: process(10) });
+    assert!(said(&changes).contains(&inherited), "{changes:?}");
+    // The parent then shows up with it, and has not got it from its child.
+    let parent = world(300_000, vec![task(10, 10)], vec![device(1, GPU0, 1)], vec![fd(1, 10, 3)]);
+    let drift = ledger.reconcile(&parent);
+    assert_eq!(origins(&ledger), [(10, Origin::Opened)], "{:?}", drift.changes);
+}
+
+#[test]
+fn who_was_born_before_the_open_has_been_handed_it_even_where_both_are_new() {
+    let mut ledger = Ledger::new();
+    ledger.reconcile(&world(50_000, vec![task(10, 10)], vec![], vec![]));
+    ledger.apply(&touched(160_000, 110, GPU0));
+    let receiver = Task { ppid: 110, ..task(120, 120) };
+    ledger.reconcile(&world(
+        300_000,
+        vec![task(10, 10), task(110, 110), receiver],
+        vec![device(1, GPU0, 2)],
+        vec![fd(1, 110, 3), fd(1, 120, 3)],
+    ));
+    let passed = Origin::Passed { from: Some(process(110)) };
+    assert_eq!(origins(&ledger), [(110, Origin::Opened), (120, passed)]);
 }

@@ -84,6 +84,19 @@ fn a_reference_that_an_exiting_task_had_is_credited_to_it_and_not_called_unexpla
 }
 
 #[test]
+fn of_two_exiting_tasks_either_may_be_the_one_that_still_has_the_last_reference() {
+    let mut ledger = Ledger::new();
+    let tasks = vec![task(10, 10), task(20, 20), task(30, 30)];
+    let references = vec![fd(1, 10, 3), fd(1, 20, 3), fd(1, 30, 3)];
+    ledger.reconcile(&world(100_000, tasks, vec![device(1, GPU0, 3)], references));
+    let tasks = vec![half_gone(10, 10), half_gone(20, 20), task(30, 30)];
+    ledger.reconcile(&world(100_100, tasks, vec![device(1, GPU0, 2)], vec![fd(1, 30, 3)]));
+    let view = ledger.view();
+    assert_eq!(holding(&view), [(10, 10, 0, 1), (20, 20, 0, 1), (30, 30, 1, 0)]);
+    assert_eq!((view.files[0].dropping, view.files[0].unexplained), (1, 0));
+}
+
+#[test]
 fn a_file_closed_by_a_living_process_is_released_when_a_complete_snapshot_lacks_it() {
     let mut ledger = ledger_with_one_holder();
     let drift = ledger.reconcile(&world(100_100, vec![task(10, 10)], vec![], vec![]));
@@ -142,6 +155,20 @@ fn a_file_that_the_kernel_says_is_alive_is_not_released_by_absence() {
     ledger.reconcile(&world(100_200, vec![zombie(10)], vec![], vec![]));
     assert_eq!(states(&ledger), ["unreferenced"], "a kernel worker may be releasing it");
     assert_eq!(how(&ledger.apply(&checked(100_300, 1, None))), [ReleasedHow::Checked]);
+}
+
+#[test]
+fn a_file_whose_release_waits_behind_another_still_names_the_task_it_waits_for() {
+    let mut ledger = Ledger::with_rechecks();
+    ledger.reconcile(&one_holder(100_000));
+    ledger.apply(&exiting(100_020, 10, 9, &[(1, 3)]));
+    for at_ns in [100_100, 100_200] {
+        ledger.reconcile(&world(at_ns, vec![half_gone(10, 10)], vec![], vec![]));
+        ledger.apply(&checked(at_ns + 50, 1, Some(0)));
+        let view = ledger.view();
+        assert_eq!((states(&ledger), holding(&view)), (vec!["unreferenced"], vec![(10, 10, 0, 1)]));
+        assert_eq!((view.files[0].dropping, view.files[0].unexplained), (0, 0));
+    }
 }
 
 #[test]

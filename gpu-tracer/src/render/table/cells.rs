@@ -61,6 +61,7 @@ fn shape(device: &HeldDevice) -> String {
         (device.maps, "map"),
         (device.in_flight, "in flight"),
         (device.io_uring, "io_uring"),
+        (device.dropping, "being released"),
     ];
     let named =
         counts.iter().filter(|(number, _)| *number > 0).map(|(number, what)| format!("{number} {what}"));

@@ -148,6 +148,7 @@ fn file() -> impl Strategy<Value = FileReport> {
             device,
             gpu,
             state,
+            since: None,
             references,
             unexplained,
             driver_pins: 0,
@@ -166,6 +167,7 @@ fn held() -> impl Strategy<Value = HeldDevice> {
             maps,
             in_flight,
             io_uring,
+            dropping: 0,
             files,
         },
     )
@@ -203,6 +205,7 @@ pub(crate) fn holder() -> impl Strategy<Value = Holder> {
         state: states.0,
         leader_state: states.1,
         wchan: states.2,
+        closing: None,
         stack: states.3,
         exiting: states.4,
         sigkill_pending: states.5,
@@ -232,6 +235,7 @@ pub(crate) fn report() -> impl Strategy<Value = Report> {
     });
     (time(), coverage, vec(gpu(), 0..4), vec(file(), 0..4), holders).prop_map(
         |(taken_at, coverage, gpus, files, holders)| Report {
+            cost: Cost::default(),
             schema: SCHEMA,
             taken_at,
             boot_id: "9d4f8b0e-0000-4000-8000-000000000000".to_owned(),

@@ -6,6 +6,7 @@ use crate::model::report::*;
 pub(super) fn empty(gpus: u32) -> Report {
     let gpu = |index| GpuReport { index, minor: Some(index), ..GpuReport::default() };
     Report {
+        cost: Cost::default(),
         schema: SCHEMA,
         taken_at: "2026-11-29T15:02:11.123Z".to_owned(),
         boot_id: "9d4f8b0e-7a35-4b1f-8d0a-3c1f0f3c2a11".to_owned(),
@@ -104,6 +105,7 @@ pub(super) fn children(renamed: bool) -> Report {
             device: format!("nvidia{gpu}"),
             gpu: Some(gpu),
             state: "open".to_owned(),
+            since: None,
             references: Some(50),
             unexplained: 0,
             driver_pins: 0,
@@ -202,6 +204,7 @@ pub(super) fn in_flight() -> Report {
         device: "nvidiactl".to_owned(),
         gpu: None,
         state: "open".to_owned(),
+        since: None,
         references: Some(1),
         unexplained: 0,
         driver_pins: 0,
@@ -257,6 +260,7 @@ pub(super) fn mixed() -> Report {
         device: format!("nvidia{gpu}"),
         gpu: Some(gpu),
         state: state.to_owned(),
+        since: None,
         references: Some(2),
         unexplained,
         driver_pins: 0,

@@ -1,0 +1,146 @@
+//! Gathers what a diagnosis rests on: one look at the kernel, NVML's claims, a second look at what seems stuck.
+//!
+//! NVML answers from a process of its own while the kernel is looked at; with it or without it an answer comes in bounded
+//! time, and what it did not say is said.
+
+mod kernel_log;
+mod resolve;
+mod second_look;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use super::look::{Looked, Looker};
+use super::{NVML_DEADLINE, Question, assemble, selected};
+use crate::diagnose::input::{Claim, HalfGone};
+use crate::diagnose::{self, Input};
+use crate::gpu::selector::{self, Selection};
+use crate::gpu::{NvmlAnswer, NvmlStatus, nvml};
+use crate::kernel::{self, Clock, Devices};
+use crate::model::Task;
+use crate::model::diagnosis::Diagnosis;
+use crate::model::report::Report;
+
+/// Who keeps which GPU, and what will make them let go. `pids` are processes to say a word about as well.
+///
+/// # Errors
+/// A device or GPU that does not exist, or a host that cannot be looked at. What merely could not be seen is no error: it
+/// is in the diagnosis.
+pub fn why(question: &Question, pids: &[u32]) -> anyhow::Result<Diagnosis> {
+    let mut inquiry = Inquiry::new(question)?;
+    let input = inquiry.input(&Ask { nvml: true, hints: true, pids: pids.to_vec() })?;
+    Ok(diagnose::diagnose(&input))
+}
+
+/// What to ask besides the kernel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ask {
+    /// NVML, which may take two seconds.
+    pub(crate) nvml: bool,
+    /// The kernel log.
+    pub(crate) hints: bool,
+    /// Processes to look up.
+    pub(crate) pids: Vec<u32>,
+}
+
+/// A question that can be asked again and again: what looking needs is set up once.
+pub(crate) struct Inquiry {
+    devices: Devices,
+    selection: Selection,
+    looker: Looker,
+}
+
+impl Inquiry {
+    /// For these GPUs.
+    pub(crate) fn new(question: &Question) -> anyhow::Result<Self> {
+        let devices = kernel::discover(Path::new("/"), &question.devices)?;
+        let selection = selector::resolve(&question.selectors, &devices.gpus, &devices.table)?;
+        Ok(Self { devices, selection, looker: Looker::new() })
+    }
+
+    /// Asks.
+    pub(crate) fn input(&mut self, ask: &Ask) -> anyhow::Result<Input> {
+        let asking = ask.nvml.then(nvml::start);
+        let helper = asking.as_ref().and_then(nvml::Asking::pid);
+        let looked = self.looker.look(&self.devices.table, helper);
+        let looked = match looked {
+            Ok(looked) => looked,
+            Err(error) => {
+                // Not left behind to end by itself.
+                drop(asking);
+                return Err(error).context("cannot look at this host");
+            }
+        };
+        let half_gone: Vec<HalfGone> = looked.half_gone.iter().map(half_gone).collect();
+        let waits = second_look::waits(&looked.view, &half_gone);
+        let answer = match asking {
+            Some(asking) => asking.finish(NVML_DEADLINE),
+            None => NvmlAnswer::without_figures(NvmlStatus::Failed("it was not asked".to_owned())),
+        };
+        let report = self.report(&looked, &answer);
+        Ok(Input {
+            gpus: (!self.selection.all).then(|| self.selection.gpus.clone()),
+            lists_complete: answer
+                .gpus
+                .iter()
+                .filter(|gpu| gpu.processes_complete)
+                .map(|gpu| gpu.identity.index)
+                .collect::<BTreeSet<u32>>(),
+            claims: claims(&answer, helper),
+            nvml: answer.status,
+            report,
+            half_gone,
+            waits,
+            baselines: BTreeMap::new(),
+            asked: ask.pids.iter().map(|pid| (*pid, resolve::resolve(*pid))).collect(),
+            hints: if ask.hints { kernel_log::xids() } else { Vec::new() },
+        })
+    }
+
+    /// Of the whole host; where only shared devices were asked about, of those.
+    fn report(&self, looked: &Looked, answer: &NvmlAnswer) -> Report {
+        let mut report = assemble::report(&self.devices, looked, answer, &Clock::now());
+        if !self.selection.all && self.selection.gpus.is_empty() {
+            selected::narrow(&mut report, &self.selection);
+        }
+        report
+    }
+}
+
+/// NVML's claims with every PID looked up, without those about the helper that asked.
+fn claims(answer: &NvmlAnswer, helper: Option<u32>) -> Vec<Claim> {
+    let mut known = HashMap::new();
+    let mut claims = Vec::new();
+    for gpu in &answer.gpus {
+        for process in gpu.memory.processes.iter().filter(|process| Some(process.pid) != helper) {
+            let uses = gpu.uses.iter().find(|uses| uses.pid == process.pid);
+            claims.push(Claim {
+                gpu: gpu.memory.gpu,
+                pid: process.pid,
+                mib: process.mib,
+                mps_client: uses.is_some_and(|uses| uses.mps_client),
+                resolved: known.entry(process.pid).or_insert_with(|| resolve::resolve(process.pid)).clone(),
+            });
+        }
+    }
+    claims
+}
+
+fn half_gone(task: &Task) -> HalfGone {
+    let (wchan, stack) = second_look::where_it_waits(task.tgid, task.tid);
+    HalfGone {
+        pid: task.tgid,
+        tid: task.tid,
+        start_ns: task.start_ns,
+        comm: task.comm.clone(),
+        state: task.state.letter().to_string(),
+        wchan,
+        stack,
+    }
+}
+
+/// How long may pass between two looks at what seems stuck.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);

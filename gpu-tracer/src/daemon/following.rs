@@ -1,0 +1,46 @@
+//! Whom the kernel is to tell of, and what is known of them.
+
+use std::collections::HashSet;
+
+use super::core::Core;
+use crate::model::change::ProcessDescription;
+use crate::model::{ProcessId, Snapshot};
+
+impl Core {
+    /// Brings the kernel's set of tracked processes into line with what the ledger is interested in.
+    pub(super) fn follow(&mut self, snapshot: &Snapshot) -> anyhow::Result<()> {
+        let wanted: HashSet<ProcessId> = self.ledger.tracked().into_iter().collect();
+        let Some(source) = &mut self.source else { return Ok(()) };
+        for process in &wanted {
+            if let Err(error) = source.track(*process) {
+                super::log::warning(&format!("not every process can be followed: {error}"));
+                break;
+            }
+        }
+        source.untrack_dead(snapshot)?;
+        // The kernel puts in who touches a device; that may not have been read yet. Only those who were of no interest
+        // the last time either are taken out.
+        let dull: HashSet<ProcessId> =
+            source.tracked().into_iter().filter(|process| !wanted.contains(process)).collect();
+        for process in dull.intersection(&self.dull) {
+            source.untrack(*process)?;
+        }
+        self.counters.tracked = (wanted.len() + dull.len()) as u64;
+        self.dull = dull;
+        Ok(())
+    }
+
+    /// Has those looked up in `/proc` of whom nothing is known yet.
+    pub(super) fn describe_newcomers(&mut self) {
+        let undescribed = self.ledger.undescribed();
+        self.describer.ask(&undescribed);
+    }
+
+    /// A process was looked up.
+    pub(super) fn described(&mut self, process: ProcessId, description: Option<ProcessDescription>) {
+        if let Some(description) = description {
+            self.ledger.describe(process, description);
+            self.describer.done(process);
+        }
+    }
+}

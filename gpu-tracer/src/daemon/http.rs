@@ -1,0 +1,397 @@
+//! HTTP/1.1 over the unix socket, on a thread of its own.
+//!
+//! | path | answers |
+//! |---|---|
+//! | `/v1/holders` | who holds what, after a look taken for this answer; `gpu=` and `device=` as often as needed |
+//! | `/v1/files` | the open files of the same answer |
+//! | `/v1/events` | what happens from now on, one JSON document a line, without end |
+//! | `/v1/status` | how the daemon is doing |
+//! | `/metrics` | the same for Prometheus |
+//!
+//! Whoever asks is known by the socket ([`Viewer`]). Connections are limited, in all and for each user, and so is the
+//! time that one may take to ask.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixListener as StdListener;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Extension, RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::oneshot;
+
+use super::feed;
+use super::inbox::{Order, Outbox, Seen};
+use super::metrics;
+use super::peer::Viewer;
+use super::status::Status;
+use super::stream::EventStream;
+use crate::answer;
+use crate::gpu::selector;
+use crate::kernel::ExtraDevice;
+use crate::model::report::Report;
+use crate::render::json;
+
+/// Connections at the same time.
+const MOST_CONNECTIONS: usize = 256;
+/// Of one user that is not root.
+const MOST_OF_A_USER: usize = 16;
+/// To ask, and to take the answer; streams are not bound by it.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// For the core to answer: longer than a look that hangs.
+const CORE_PATIENCE: Duration = Duration::from_secs(10);
+/// Head of a request.
+const MOST_HEAD: usize = 16 << 10;
+/// Answers put together at the same time.
+const ANSWERS_AT_ONCE: usize = 4;
+
+/// What the server needs.
+#[derive(Clone)]
+struct Server {
+    core: Outbox,
+    answering: Arc<tokio::sync::Semaphore>,
+}
+
+/// A connection turned into a stream of events.
+#[derive(Clone, Default)]
+struct Streams(Arc<AtomicBool>);
+
+/// Starts the thread that serves.
+///
+/// # Errors
+/// It cannot be started.
+pub(super) fn start(
+    listener: StdListener,
+    metrics: Option<std::net::TcpListener>,
+    core: Outbox,
+    group: Option<u32>,
+) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(2 * ANSWERS_AT_ONCE)
+        .build()
+        .context("cannot make the server's runtime")?;
+    std::thread::Builder::new()
+        .name("server".to_owned())
+        .spawn(move || {
+            let server = Server { core, answering: Arc::new(tokio::sync::Semaphore::new(ANSWERS_AT_ONCE)) };
+            runtime.block_on(async move {
+                if let Some(listener) = metrics.and_then(|listener| TcpListener::from_std(listener).ok()) {
+                    tokio::spawn(serve_metrics(listener, server.clone()));
+                }
+                match UnixListener::from_std(listener) {
+                    Ok(listener) => serve(listener, server, group).await,
+                    Err(error) => super::log::warning(&format!("nobody can be answered: {error}")),
+                }
+            });
+        })
+        .context("cannot start the server's thread")?;
+    Ok(())
+}
+
+/// Binds the address for `/metrics`.
+pub(super) fn bind_metrics(address: SocketAddr) -> anyhow::Result<std::net::TcpListener> {
+    let listen = || {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok::<_, std::io::Error>(listener)
+    };
+    listen().with_context(|| format!("cannot listen on {address} for /metrics"))
+}
+
+async fn serve(listener: UnixListener, server: Server, group: Option<u32>) {
+    let router = Router::new()
+        .route("/v1/holders", get(holders))
+        .route("/v1/files", get(files))
+        .route("/v1/events", get(events))
+        .route("/v1/status", get(status))
+        .route("/metrics", get(page_of_metrics))
+        .with_state(server);
+    let places = Places::default();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(_) => {
+                // Out of descriptors, most likely: some will come back.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Ok((viewer, uid)) = Viewer::of(&stream, group) else { continue };
+        // Who finds no place is told so by the end of the connection.
+        let Some(place) = places.take(uid) else { continue };
+        let streams = Streams::default();
+        let router = router.clone().layer(Extension(viewer)).layer(Extension(streams.clone()));
+        tokio::spawn(async move {
+            let connection = http().serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+            attend(connection, &streams).await;
+            drop(place);
+        });
+    }
+}
+
+async fn serve_metrics(listener: TcpListener, server: Server) {
+    let router = Router::new().route("/metrics", get(page_of_metrics)).with_state(server);
+    let places = Places::default();
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        // Nobody there has a user: they share what one user gets.
+        let Some(place) = places.take(u32::MAX) else { continue };
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            attend(http().serve_connection(TokioIo::new(stream), service), &Streams::default()).await;
+            drop(place);
+        });
+    }
+}
+
+fn http() -> hyper::server::conn::http1::Builder {
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(MOST_HEAD).keep_alive(true);
+    http
+}
+
+/// Goes on with a connection until it ends or takes too long.
+async fn attend(connection: impl Future, streams: &Streams) {
+    let mut connection = std::pin::pin!(connection);
+    loop {
+        match tokio::time::timeout(PATIENCE, connection.as_mut()).await {
+            Err(_) if streams.0.load(Ordering::Relaxed) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Connections, by user.
+#[derive(Clone, Default)]
+struct Places(Arc<Mutex<HashMap<u32, usize>>>);
+
+/// One of them.
+struct Place {
+    places: Places,
+    uid: u32,
+}
+
+impl Places {
+    fn take(&self, uid: u32) -> Option<Place> {
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = taken.get(&uid).copied().unwrap_or(0);
+        // Root must always find a place: it is the one who is called when there is trouble.
+        let full = taken.values().sum::<usize>() >= MOST_CONNECTIONS;
+        if uid != 0 && (own >= MOST_OF_A_USER || full) || own >= MOST_CONNECTIONS {
+            return None;
+        }
+        *taken.entry(uid).or_default() += 1;
+        Some(Place { places: self.clone(), uid })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = taken.get_mut(&self.uid) {
+            *own -= 1;
+            if *own == 0 {
+                taken.remove(&self.uid);
+            }
+        }
+    }
+}
+
+/// What went wrong, for a program and for a person.
+struct Failure(StatusCode, String);
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        document(self.0, &serde_json::json!({ "error": self.1 }))
+    }
+}
+
+fn document<T: serde::Serialize>(status: StatusCode, value: &T) -> Response {
+    let mut text = Vec::new();
+    match json::write(value, &mut text) {
+        Ok(()) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn holders(
+    State(server): State<Server>,
+    Extension(viewer): Extension<Viewer>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Failure> {
+    Ok(document(StatusCode::OK, &server.report(viewer, query).await?))
+}
+
+async fn files(
+    State(server): State<Server>,
+    Extension(viewer): Extension<Viewer>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Failure> {
+    let report = server.report(viewer, query).await?;
+    let answer = serde_json::json!({
+        "schema": report.schema,
+        "taken_at": report.taken_at,
+        "boot_id": report.boot_id,
+        "plan": report.plan,
+        "coverage": report.coverage,
+        "files": report.files,
+    });
+    Ok(document(StatusCode::OK, &answer))
+}
+
+async fn status(
+    State(server): State<Server>,
+    Extension(viewer): Extension<Viewer>,
+) -> Result<Response, Failure> {
+    let mut status = server.status().await?;
+    if !viewer.sees_everything() {
+        // It may name processes of others.
+        status.coverage.missing.clear();
+    }
+    Ok(document(StatusCode::OK, &status))
+}
+
+async fn page_of_metrics(State(server): State<Server>) -> Result<Response, Failure> {
+    let status = server.status().await?;
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::text(&status)).into_response())
+}
+
+async fn events(
+    State(server): State<Server>,
+    Extension(viewer): Extension<Viewer>,
+    Extension(streams): Extension<Streams>,
+) -> Result<Response, Failure> {
+    let (subscriber, subscription) = feed::subscribe(viewer);
+    if !server.core.send(Order::Subscribe(subscriber)) {
+        return Err(gone());
+    }
+    streams.0.store(true, Ordering::Relaxed);
+    let body = Body::new(EventStream::new(subscription));
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+}
+
+fn gone() -> Failure {
+    Failure(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "the daemon is about to end, or does not get an answer itself".to_owned(),
+    )
+}
+
+impl Server {
+    async fn status(&self) -> Result<Box<Status>, Failure> {
+        let (reply, answer) = oneshot::channel();
+        self.ask(Order::Status(reply), answer).await
+    }
+
+    async fn ask<T>(&self, order: Order, answer: oneshot::Receiver<T>) -> Result<T, Failure> {
+        if !self.core.send(order) {
+            return Err(gone());
+        }
+        match tokio::time::timeout(CORE_PATIENCE, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            _ => Err(gone()),
+        }
+    }
+
+    /// Looks, and puts the answer together, as far as this viewer may see it.
+    async fn report(&self, viewer: Viewer, query: Option<String>) -> Result<Report, Failure> {
+        let query = Query::parse(query.as_deref().unwrap_or_default())
+            .map_err(|problem| Failure(StatusCode::BAD_REQUEST, problem))?;
+        let _turn = self.answering.acquire().await.map_err(|_| gone())?;
+        let (reply, answer) = oneshot::channel();
+        let seen = self.ask(Order::Look(reply), answer).await?;
+        tokio::task::spawn_blocking(move || put_together(&seen, &query, viewer)).await.map_err(|_| gone())?
+    }
+}
+
+fn put_together(seen: &Seen, query: &Query, viewer: Viewer) -> Result<Report, Failure> {
+    for device in &query.devices {
+        let known = seen.devices.table.identify(device.number);
+        if known.is_none_or(|known| known.name != device.name) {
+            let problem = format!(
+                "this daemon does not watch {}={}; start it with --device",
+                device.number, device.name
+            );
+            return Err(Failure(StatusCode::CONFLICT, problem));
+        }
+    }
+    let selection = selector::resolve(&query.gpus, &seen.devices.gpus, &seen.devices.table)
+        .map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
+    let mut report = answer::report(&seen.devices, &seen.looked, seen.cost);
+    answer::narrow(&mut report, &selection);
+    viewer.narrow(&mut report);
+    Ok(report)
+}
+
+/// What is asked for.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Query {
+    gpus: Vec<String>,
+    devices: Vec<ExtraDevice>,
+}
+
+impl Query {
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut query = Self::default();
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = answer::percent::decode(value).ok_or_else(|| format!("{pair:?} is no query"))?;
+            match key {
+                "gpu" => query.gpus.push(value),
+                "device" if value.starts_with('/') => {
+                    return Err("a device is asked for by number: MAJOR:MINOR=NAME".to_owned());
+                }
+                "device" => query
+                    .devices
+                    .push(value.parse().map_err(|error: crate::kernel::ExtraDeviceError| error.to_string())?),
+                other => return Err(format!("there is no parameter {other:?}; there are gpu and device")),
+            }
+        }
+        Ok(query)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_what_was_asked_and_nothing_else_is_taken() {
+        let query = Query::parse("gpu=0-3&gpu=GPU-8f&device=1%3A5%3Dnvidia0").unwrap();
+        assert_eq!(query.gpus, ["0-3", "GPU-8f"]);
+        assert_eq!(query.devices, ["1:5=nvidia0".parse().unwrap()]);
+        assert_eq!(Query::parse("").unwrap(), Query::default());
+        for bad in ["gpus=1", "device=x", "device=%2Fetc%2Fshadow%3Dx", "gpu=%zz", "gpu=%ff"] {
+            assert!(Query::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_user_cannot_take_all_places_and_root_always_finds_one() {
+        let places = Places::default();
+        let taken: Vec<Place> = std::iter::from_fn(|| places.take(1000)).collect();
+        assert_eq!(taken.len(), MOST_OF_A_USER);
+        let crowd: Vec<Place> = (2000..2100)
+            .flat_map(|uid| (0..16).filter_map(|_| places.take(uid)).collect::<Vec<_>>())
+            .collect();
+        assert_eq!(taken.len() + crowd.len(), MOST_CONNECTIONS);
+        assert!(places.take(0).is_some());
+        drop(taken);
+        assert!(places.take(1000).is_some(), "a place given back can be taken");
+    }
+}

@@ -1,0 +1,192 @@
+//! Looking: snapshots into the ledger, and files on their way out looked at again.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::core::Core;
+use crate::answer::{half_gone, half_gone_task, pid_namespace};
+use crate::kernel::{Answer, Btf, boot_now};
+use crate::model::event::{Event, EventKind};
+use crate::model::{FileKey, Missing, ProcessId, Snapshot};
+use crate::probe::events::{FileChecked, RememberedFile};
+use crate::probe::{Iterators, ProbeError, waiting};
+
+/// A pass that has not come back by then is given up.
+const PASS_DEADLINE: Duration = Duration::from_millis(1500);
+/// Long enough for an ordinary close to finish.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+/// After a look that hung, and doubled for every further one: each leaves a thread behind in the kernel.
+const AFTER_A_HANG: Duration = Duration::from_secs(10);
+/// Doubled so often at most: five minutes.
+const MOST_DOUBLINGS: u32 = 5;
+
+impl Core {
+    /// Looks once, and a second time where the first left a doubt that somebody who asks should not have.
+    /// Gives how many times it looked.
+    pub(super) fn look(&mut self, asked: bool) -> anyhow::Result<u32> {
+        if self.not_before.is_some_and(|moment| Instant::now() < moment) {
+            // Those who ask get what is known, with the reason why it is old.
+            return Ok(0);
+        }
+        self.look_once()?;
+        if asked && self.hangs == 0 && self.is_in_doubt() {
+            thread::sleep(BETWEEN_LOOKS);
+            self.look_once()?;
+            return Ok(2);
+        }
+        Ok(1)
+    }
+
+    /// A file whose references did not add up in the last look, and did before: it may only have raced with a close.
+    fn is_in_doubt(&self) -> bool {
+        let view = self.ledger.view();
+        view.files.iter().any(|file| file.unexplained_since_ns.is_some_and(|since| since == view.taken_ns))
+    }
+
+    fn look_once(&mut self) -> anyhow::Result<()> {
+        let (begun, spent) = (Instant::now(), cpu_time());
+        // What was reported before the look has to be known before the look is.
+        let snapshot = self.iterators.snapshot(&self.devices.table, PASS_DEADLINE);
+        let took = begun.elapsed();
+        self.counters.looked(took);
+        let snapshot = match snapshot {
+            Ok(snapshot) => snapshot,
+            Err(error) => return self.failed(&error),
+        };
+        let hung = took >= PASS_DEADLINE;
+        self.take_events()?;
+        let news = self.take_snapshot(snapshot)?;
+        // What was closed since the last look is gone for good in most cases: that is said at once.
+        if self.pending {
+            self.recheck()?;
+        }
+        let now = Instant::now();
+        // What a busy host made it wait is no cost.
+        self.pace.looked(now, cpu_time().saturating_sub(spent), news);
+        if hung {
+            self.hung(now)
+        } else {
+            (self.hangs, self.not_before) = (0, None)
+        }
+        Ok(())
+    }
+
+    /// Takes a snapshot over; was there anything new in it?
+    fn take_snapshot(&mut self, mut snapshot: Snapshot) -> anyhow::Result<bool> {
+        waiting::explain(Path::new("/proc"), &mut snapshot);
+        self.judge_half_gone(&snapshot);
+        let drift = self.ledger.reconcile(&snapshot);
+        self.note_pending();
+        let news = !drift.changes.is_empty();
+        self.learn_uids(&snapshot);
+        self.tell(&drift.changes);
+        self.missing = snapshot.missing.clone();
+        self.missing.extend(pid_namespace());
+        let strangers = &self.strangers;
+        let half_gone = half_gone(&snapshot).into_iter();
+        let unknown = half_gone.filter(|task| strangers.contains(&(task.tid, task.start_ns)));
+        self.missing.extend(unknown.map(|task| half_gone_task(&task)));
+        self.follow(&snapshot)?;
+        self.describe_newcomers();
+        Ok(news)
+    }
+
+    /// What a task that is half-way through exit had is known if it was seen before that. Of one that was so far gone
+    /// already when the first look was taken, or when something had been missed, nobody knows.
+    fn judge_half_gone(&mut self, snapshot: &Snapshot) {
+        let now: HashSet<(u32, u64)> =
+            half_gone(snapshot).iter().map(|task| (task.tid, task.start_ns)).collect();
+        if std::mem::take(&mut self.in_doubt) || !self.sees_every_open() {
+            self.strangers = now;
+        } else {
+            self.strangers.retain(|task| now.contains(task));
+        }
+    }
+
+    /// Does the kernel tell of every open, and of what every task has when it exits?
+    fn sees_every_open(&self) -> bool {
+        let works = |name: &str| {
+            self.source.as_ref().is_some_and(|source| {
+                source.hooks().iter().any(|hook| {
+                    hook.hook == name && matches!(hook.works, Answer::Yes) && hook.detail.is_none()
+                })
+            })
+        };
+        self.rechecks && works("cgroup/dev") && works("sched_process_exit")
+    }
+
+    fn learn_uids(&mut self, snapshot: &Snapshot) {
+        let tracked = self.ledger.tracked();
+        let wanted: HashSet<ProcessId> = tracked.into_iter().collect();
+        // Those who have just ended are still spoken of.
+        self.uids.retain(|process, _| wanted.contains(process) || self.ledger.history(*process).is_some());
+        for task in snapshot.tasks.iter().filter(|task| task.is_leader()) {
+            let process = ProcessId { tgid: task.tgid, start_ns: task.start_ns };
+            if wanted.contains(&process) {
+                self.uids.insert(process, task.uid);
+            }
+        }
+    }
+
+    /// Asks the kernel about the files that are on their way out.
+    pub(super) fn recheck(&mut self) -> anyhow::Result<()> {
+        let wanted: HashSet<FileKey> = self.ledger.pending().into_iter().map(|file| file.file).collect();
+        // All files, not only those in question: what certainly lives tells what has become of the others.
+        let living = self.ledger.living().into_iter();
+        let files: Vec<RememberedFile> = living
+            .map(|file| RememberedFile { key: file.file, device: file.device, identity: file.identity })
+            .collect();
+        let at_ns = boot_now();
+        let checked = self.iterators.recheck(&files)?;
+        self.counters.rechecks += 1;
+        let mut changes = Vec::new();
+        for checked in checked.into_iter().filter(|checked| wanted.contains(&checked.file)) {
+            changes.extend(self.ledger.apply(&event(at_ns, checked)));
+        }
+        self.tell(&changes);
+        self.note_pending();
+        Ok(())
+    }
+
+    fn failed(&mut self, error: &ProbeError) -> anyhow::Result<()> {
+        self.missing = vec![Missing { what: "snapshot", why: error.to_string() }];
+        super::log::warning(&format!("a look at the kernel failed: {error}"));
+        self.hung(Instant::now());
+        Ok(())
+    }
+
+    /// A pass did not come back: it may still write, so the next look gets programs and maps of its own.
+    fn hung(&mut self, now: Instant) {
+        let pause = AFTER_A_HANG * 2u32.pow(self.hangs.min(MOST_DOUBLINGS));
+        self.hangs += 1;
+        self.not_before = Some(now + pause);
+        self.pace.hung(now, pause);
+        self.missing.push(Missing {
+            what: "snapshot",
+            why: format!(
+                "a look at the kernel hung {} times; this is what was known then, the next look is due {} s after it",
+                self.hangs,
+                pause.as_secs()
+            ),
+        });
+        let loaded = Btf::read(Btf::VMLINUX).map_err(ProbeError::from).and_then(|btf| Iterators::load(&btf));
+        match loaded {
+            Ok(iterators) => self.iterators = iterators,
+            Err(error) => super::log::warning(&format!("the programs cannot be loaded again: {error}")),
+        }
+    }
+}
+
+/// Processor time of this process, with the threads that read for it.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+fn event(at_ns: u64, checked: FileChecked) -> Event {
+    Event { at_ns, kind: EventKind::from(checked) }
+}

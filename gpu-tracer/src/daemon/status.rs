@@ -1,0 +1,299 @@
+//! How the daemon is doing: `/v1/status`.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use super::core::Core;
+use super::tell::{gap_cause, wall};
+use crate::kernel::Answer;
+use crate::ledger::{FileView, View};
+use crate::model::report::{Coverage, MissingReport};
+use crate::probe::events::Start;
+
+/// Part of the JSON contract: fields may be added, never renamed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Of this program.
+    pub version: String,
+    /// PID of the daemon.
+    pub pid: u32,
+    /// `lean` or `snapshot`.
+    pub plan: String,
+    /// How it came to its hooks: `fresh`, `resumed`, `replaced`, or `none`.
+    pub start: String,
+    /// Seconds since it was started.
+    pub uptime_seconds: f64,
+    /// Processor time used, seconds.
+    pub cpu_seconds: f64,
+    /// Memory in use, KiB.
+    pub rss_kib: u64,
+    /// Each hook.
+    pub hooks: Vec<Hook>,
+    /// What the last look could see.
+    pub coverage: Coverage,
+    /// Events not told, by cause.
+    pub losses: BTreeMap<String, u64>,
+    /// Differences between record and snapshots.
+    pub drift: Drift,
+    /// Holes in the record, oldest first.
+    pub gaps: Vec<GapReport>,
+    /// How much there is of everything.
+    pub counts: Counts,
+    /// By device and state: open files.
+    pub files: BTreeMap<String, BTreeMap<String, u64>>,
+    /// By device: processes that hold it.
+    pub holders: BTreeMap<String, u64>,
+    /// The last look.
+    pub last_look: LastLook,
+}
+
+/// One hook.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hook {
+    /// Its name.
+    pub hook: String,
+    /// Does it work?
+    pub works: bool,
+    /// Why not, or what it cannot see.
+    pub detail: Option<String>,
+}
+
+/// See [`crate::ledger::Drift`].
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Drift {
+    pub unannounced: u64,
+    pub vanished: u64,
+    pub replaced: u64,
+    pub racing: u64,
+    pub dangling: u64,
+    pub stale: u64,
+}
+
+/// A hole in the record.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct GapReport {
+    /// Wall clock, RFC 3339.
+    pub from: String,
+    /// Likewise.
+    pub to: String,
+    /// In a stable word.
+    pub cause: String,
+    /// Events lost, where that is the cause.
+    pub events: Option<u64>,
+}
+
+/// Numbers that only grow, and some that do not.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Open files now.
+    pub files: u64,
+    /// Holders now.
+    pub holders: u64,
+    /// Files on their way out now.
+    pub pending: u64,
+    /// Processes followed now.
+    pub tracked: u64,
+    /// Readers of `/v1/events` now.
+    pub subscribers: u64,
+    /// Events taken in.
+    pub events: u64,
+    /// Changes told.
+    pub changes: u64,
+    /// Looks taken.
+    pub looks: u64,
+    /// Times that files on their way out were looked at again.
+    pub rechecks: u64,
+}
+
+/// The last look.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LastLook {
+    /// When it was begun, wall clock, RFC 3339.
+    pub at: String,
+    /// How long it took, µs.
+    pub took_us: u64,
+    /// The longest so far, µs.
+    pub longest_us: u64,
+}
+
+/// What is counted on the way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counters {
+    started: Instant,
+    pub(super) events: u64,
+    pub(super) changes: u64,
+    pub(super) rechecks: u64,
+    pub(super) tracked: u64,
+    looks: u64,
+    took: Duration,
+    longest: Duration,
+}
+
+impl Counters {
+    pub(super) fn new() -> Self {
+        let none = Duration::ZERO;
+        Self {
+            started: Instant::now(),
+            events: 0,
+            changes: 0,
+            rechecks: 0,
+            tracked: 0,
+            looks: 0,
+            took: none,
+            longest: none,
+        }
+    }
+
+    pub(super) fn looked(&mut self, took: Duration) {
+        self.looks += 1;
+        self.took = took;
+        self.longest = self.longest.max(took);
+    }
+}
+
+impl Core {
+    /// How it is doing.
+    pub(super) fn status(&self) -> Status {
+        let view = self.ledger.view();
+        let missing: Vec<MissingReport> = self
+            .missing
+            .iter()
+            .map(|missing| MissingReport { what: missing.what.to_owned(), why: missing.why.clone() })
+            .collect();
+        let unexplained = view.files.iter().any(|file| file.unexplained > 0);
+        let drift = self.ledger.drift();
+        let us = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            plan: self.settings.plan_word().to_owned(),
+            start: self.start_word().to_owned(),
+            uptime_seconds: self.counters.started.elapsed().as_secs_f64(),
+            cpu_seconds: cpu_seconds(),
+            rss_kib: rss_kib(),
+            hooks: self.hooks(),
+            coverage: Coverage { complete: missing.is_empty() && !unexplained, missing },
+            losses: self.losses(),
+            drift: Drift {
+                unannounced: drift.unannounced,
+                vanished: drift.vanished,
+                replaced: drift.replaced,
+                racing: drift.racing,
+                dangling: drift.dangling,
+                stale: drift.stale,
+            },
+            gaps: self.gaps(),
+            counts: Counts {
+                files: view.files.len() as u64,
+                holders: view.holders.len() as u64,
+                pending: self.ledger.pending().len() as u64,
+                tracked: self.counters.tracked,
+                subscribers: self.feed.len() as u64,
+                events: self.counters.events,
+                changes: self.counters.changes,
+                looks: self.counters.looks,
+                rechecks: self.counters.rechecks,
+            },
+            files: self.files_by_device(&view),
+            holders: self.holders_by_device(&view),
+            last_look: LastLook {
+                at: wall(&self.clock, view.taken_ns),
+                took_us: us(self.counters.took),
+                longest_us: us(self.counters.longest),
+            },
+        }
+    }
+
+    /// In one line, for the service manager.
+    pub(super) fn in_a_sentence(&self) -> String {
+        let view = self.ledger.view();
+        let gaps = self.ledger.gaps().entries().len() as u64 + self.ledger.gaps().dropped();
+        format!(
+            "plan {}: {} open files, {} holders, {} gaps in the record",
+            self.settings.plan_word(),
+            view.files.len(),
+            view.holders.len(),
+            gaps
+        )
+    }
+
+    fn start_word(&self) -> &'static str {
+        match self.source.as_ref().map(crate::probe::EventSource::start) {
+            Some(Start::Fresh) => "fresh",
+            Some(Start::Resumed) => "resumed",
+            Some(Start::Replaced) => "replaced",
+            None => "none",
+        }
+    }
+
+    fn hooks(&self) -> Vec<Hook> {
+        let hooks = self.source.iter().flat_map(|source| source.hooks());
+        let hook = |hook: &crate::probe::events::HookReport| Hook {
+            hook: hook.hook.to_owned(),
+            works: matches!(hook.works, Answer::Yes),
+            detail: hook.detail.clone().or_else(|| match &hook.works {
+                Answer::Denied(why) => Some(why.clone()),
+                _ => None,
+            }),
+        };
+        hooks.map(hook).collect()
+    }
+
+    fn losses(&self) -> BTreeMap<String, u64> {
+        let losses = self.source.as_ref().and_then(|source| source.losses().ok());
+        losses.iter().flat_map(|losses| losses.by_cause()).map(|(cause, n)| (cause.to_owned(), n)).collect()
+    }
+
+    fn gaps(&self) -> Vec<GapReport> {
+        let gaps = self.ledger.gaps().entries().iter();
+        gaps.map(|gap| {
+            let (cause, events) = gap_cause(&gap.cause);
+            GapReport {
+                from: wall(&self.clock, gap.from_ns),
+                to: wall(&self.clock, gap.to_ns),
+                cause: cause.unwrap_or_default(),
+                events,
+            }
+        })
+        .collect()
+    }
+
+    fn device_name(&self, number: crate::model::DeviceNumber) -> String {
+        self.devices.table.identify(number).map_or_else(|| number.to_string(), |device| device.name)
+    }
+
+    fn files_by_device(&self, view: &View) -> BTreeMap<String, BTreeMap<String, u64>> {
+        let mut files: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
+        let mut count = |file: &FileView| {
+            let states = files.entry(self.device_name(file.device)).or_default();
+            *states.entry(file.state.word().to_owned()).or_default() += 1;
+        };
+        view.files.iter().for_each(&mut count);
+        files
+    }
+
+    fn holders_by_device(&self, view: &View) -> BTreeMap<String, u64> {
+        let mut holders: BTreeMap<String, std::collections::BTreeSet<u32>> = BTreeMap::new();
+        for holder in &view.holders {
+            for held in &holder.held {
+                holders.entry(self.device_name(held.device)).or_default().insert(holder.process.tgid);
+            }
+        }
+        holders.into_iter().map(|(device, pids)| (device, pids.len() as u64)).collect()
+    }
+}
+
+/// Processor time of this process, all threads.
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+fn rss_kib() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}

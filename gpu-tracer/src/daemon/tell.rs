@@ -1,0 +1,219 @@
+//! From a change of the ledger to a line for people and programs: numbers get the names that go with them.
+
+use std::collections::HashMap;
+
+use crate::kernel::{Clock, Devices};
+use crate::ledger::Ledger;
+use crate::model::ProcessId;
+use crate::model::change::{Change, ChangeKind, CloseCause, GapCause, Killer, ReleasedHow};
+use crate::model::event::{Exit, TaskId};
+use crate::model::happening::{Happening, Party};
+
+/// What is needed to name things.
+#[derive(Clone, Copy)]
+pub(super) struct Names<'a> {
+    pub(super) ledger: &'a Ledger,
+    pub(super) devices: &'a Devices,
+    pub(super) clock: &'a Clock,
+    /// Real users of processes seen lately.
+    pub(super) uids: &'a HashMap<ProcessId, u32>,
+}
+
+impl Names<'_> {
+    /// The line for a change.
+    pub(super) fn happening(&self, change: &Change) -> Happening {
+        let device = change.device.map(|number| {
+            self.devices
+                .table
+                .identify(number)
+                .map_or_else(|| (number.to_string(), None), |known| (known.name, known.gpu))
+        });
+        let (device, gpu) = device.map_or((None, None), |(name, gpu)| (Some(name), gpu));
+        let mut line = Happening {
+            at: wall(self.clock, change.at_ns),
+            at_ns: change.at_ns,
+            file: change.file,
+            device,
+            gpu,
+            process: change.process.map(|process| self.party(process)),
+            exact: true,
+            ..Happening::default()
+        };
+        self.fill(&mut line, &change.kind);
+        line
+    }
+
+    fn fill(&self, line: &mut Happening, kind: &ChangeKind) {
+        line.what = word(kind).to_owned();
+        match kind {
+            ChangeKind::Opened { opener, exact } => {
+                line.exact = *exact;
+                if let Some(process) = &mut line.process {
+                    process.comm = opener.comm.clone();
+                }
+            }
+            ChangeKind::Opening { task } | ChangeKind::Releasing { task } => line.tid = thread(*task),
+            ChangeKind::OpenFailed { error } => line.errno = Some(-error).filter(|errno| *errno > 0),
+            ChangeKind::Inherited { from } => line.from = vec![self.party(*from)],
+            ChangeKind::HandedOver { from } => line.from = self.parties(from.iter().copied()),
+            ChangeKind::Closed { cause } => {
+                (line.exact, line.cause) = (false, Some(close_cause(*cause).to_owned()));
+            }
+            ChangeKind::Renamed { tid, old, new } => {
+                line.tid = line.process.as_ref().is_some_and(|process| process.pid != *tid).then_some(*tid);
+                (line.old, line.new) = (Some(old.clone()), Some(new.clone()));
+            }
+            ChangeKind::Execed { comm } => line.new = Some(comm.clone()),
+            ChangeKind::Reparented { from, to } => {
+                line.exact = false;
+                let bare = |pid: &u32| Party { pid: *pid, ..Party::default() };
+                (line.from, line.by) = (vec![bare(from)], vec![bare(to)]);
+            }
+            ChangeKind::Signalled { by, signal } => {
+                line.signal = Some(*signal);
+                self.blame(line, by);
+            }
+            ChangeKind::Killed { by } => {
+                line.signal = Some(SIGKILL);
+                self.blame(line, by);
+            }
+            ChangeKind::Exiting { tid, exit, by, .. } => {
+                line.tid = line.process.as_ref().is_some_and(|process| process.pid != *tid).then_some(*tid);
+                end(line, *exit);
+                if let Some(by) = by {
+                    self.blame(line, by);
+                }
+            }
+            ChangeKind::Detached { by } => line.by = self.parties(by.iter().map(|task| task.process)),
+            ChangeKind::Released { how, last_holder, after_kill_ns, after_exit_ns } => {
+                line.exact = matches!(how, ReleasedHow::Seen);
+                line.cause = Some(released_how(*how).to_owned());
+                line.process = line.process.take().or_else(|| last_holder.map(|last| self.party(last)));
+                line.after_kill_us = after_kill_ns.map(|ns| ns / 1000);
+                line.after_exit_us = after_exit_ns.map(|ns| ns / 1000);
+            }
+            ChangeKind::Gap(gap) => {
+                line.since = Some(wall(self.clock, gap.from_ns));
+                (line.cause, line.count) = gap_cause(&gap.cause);
+            }
+            ChangeKind::Module { name, .. } => line.cause = Some(name.clone()),
+            ChangeKind::Mapped
+            | ChangeKind::Unmapped
+            | ChangeKind::DescriptorsClosed
+            | ChangeKind::Queued
+            | ChangeKind::Registered
+            | ChangeKind::Pinned
+            | ChangeKind::Found => line.exact = false,
+            ChangeKind::Exited | ChangeKind::Unreferenced | ChangeKind::Deferred => {}
+        }
+    }
+
+    fn blame(&self, line: &mut Happening, by: &Killer) {
+        match by {
+            Killer::Process(sender) => {
+                let mut party = self.party(sender.task.process);
+                party.comm = sender.comm.clone();
+                party.uid = Some(sender.uid);
+                line.by = vec![party];
+            }
+            Killer::Kernel => line.by_kernel = Some("kernel".to_owned()),
+            Killer::OutOfMemory => line.by_kernel = Some("out-of-memory".to_owned()),
+        }
+    }
+
+    fn parties(&self, processes: impl Iterator<Item = ProcessId>) -> Vec<Party> {
+        processes.map(|process| self.party(process)).collect()
+    }
+
+    fn party(&self, process: ProcessId) -> Party {
+        let history = self.ledger.history(process);
+        Party {
+            pid: process.tgid,
+            start_ns: process.start_ns,
+            uid: self.uids.get(&process).copied(),
+            comm: history.map(|history| history.comm.clone()).unwrap_or_default(),
+            cmdline: history
+                .and_then(|history| history.description.as_ref())
+                .map(|description| description.cmdline.clone()),
+        }
+    }
+}
+
+const SIGKILL: i32 = 9;
+
+/// RFC 3339, UTC, milliseconds.
+pub(super) fn wall(clock: &Clock, boot_ns: u64) -> String {
+    format!("{:.3}", clock.wall(boot_ns))
+}
+
+fn thread(task: TaskId) -> Option<u32> {
+    (!task.is_leader()).then_some(task.tid)
+}
+
+fn end(line: &mut Happening, exit: Exit) {
+    line.signal = exit.signal();
+    line.exit_status = exit.status();
+    if exit.dumped_core() {
+        line.cause = Some("core-dump".to_owned());
+    }
+}
+
+fn word(kind: &ChangeKind) -> &'static str {
+    match kind {
+        ChangeKind::Opened { .. } => "opened",
+        ChangeKind::Opening { .. } => "opening",
+        ChangeKind::OpenFailed { .. } => "open-failed",
+        ChangeKind::Found => "found",
+        ChangeKind::Inherited { .. } => "inherited",
+        ChangeKind::HandedOver { .. } => "handed-over",
+        ChangeKind::Mapped => "mapped",
+        ChangeKind::Unmapped => "unmapped",
+        ChangeKind::DescriptorsClosed => "descriptors-closed",
+        ChangeKind::Queued => "queued",
+        ChangeKind::Registered => "registered",
+        ChangeKind::Pinned => "pinned",
+        ChangeKind::Closed { .. } => "closed",
+        ChangeKind::Renamed { .. } => "renamed",
+        ChangeKind::Execed { .. } => "execed",
+        ChangeKind::Reparented { .. } => "reparented",
+        ChangeKind::Signalled { .. } => "signalled",
+        ChangeKind::Killed { .. } => "killed",
+        ChangeKind::Exiting { .. } => "exiting",
+        ChangeKind::Exited => "exited",
+        ChangeKind::Detached { .. } => "detached",
+        ChangeKind::Unreferenced => "unreferenced",
+        ChangeKind::Releasing { .. } => "releasing",
+        ChangeKind::Deferred => "deferred",
+        ChangeKind::Released { .. } => "released",
+        ChangeKind::Gap(_) => "gap",
+        ChangeKind::Module { loaded: true, .. } => "module-loaded",
+        ChangeKind::Module { loaded: false, .. } => "module-unloaded",
+    }
+}
+
+const fn close_cause(cause: CloseCause) -> &'static str {
+    match cause {
+        CloseCause::Close => "close",
+        CloseCause::Exec => "exec",
+        CloseCause::Exit => "exit",
+    }
+}
+
+const fn released_how(how: ReleasedHow) -> &'static str {
+    match how {
+        ReleasedHow::Seen => "seen",
+        ReleasedHow::Checked => "checked",
+        ReleasedHow::Replaced => "replaced",
+        ReleasedHow::Absent => "absent",
+        ReleasedHow::NotSeen => "not-seen",
+    }
+}
+
+/// Why a record has a hole, in a word, and how many events that cost.
+pub(super) fn gap_cause(cause: &GapCause) -> (Option<String>, Option<u64>) {
+    match cause {
+        GapCause::Lost { cause, count } => (Some((*cause).to_owned()), Some(*count)),
+        GapCause::Module { name } => (Some(format!("module {name}")), None),
+        GapCause::NotRunning => (Some("not-running".to_owned()), None),
+    }
+}

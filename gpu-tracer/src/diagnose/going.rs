@@ -1,0 +1,213 @@
+//! Will a holder go when it is killed, and if not, what is in the way?
+
+use super::input::Wait;
+use super::place::{Place, in_gpu_driver, place};
+use crate::model::RawText;
+use crate::model::report::Holder;
+
+/// What is to be expected of one holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Going {
+    /// Does SIGKILL end it, or has it done so already?
+    pub(super) killable: bool,
+    /// One sentence.
+    pub(super) because: String,
+    /// Where it waits, if that is what decides.
+    pub(super) place: Option<Place>,
+    /// The same as a sentence.
+    pub(super) waits: Option<String>,
+}
+
+impl Going {
+    fn killable(because: &str) -> Self {
+        Self { killable: true, because: because.to_owned(), place: None, waits: None }
+    }
+}
+
+const PENDING: &str =
+    "SIGKILL is already pending: another one will not help. It goes when what it waits for ends.";
+
+/// What SIGKILL does to this holder.
+pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
+    let said = |word: &str| holder.why.iter().any(|why| why == word);
+    let killed = holder.sigkill_pending || holder.exiting;
+    let uninterruptible = holder.state == "D";
+    if wait.is_some_and(|wait| wait.gone) {
+        return Going::killable("It has ended while this was asked.");
+    }
+    if holder.pid == 1 {
+        let because = "It is PID 1: the system ends with it.".to_owned();
+        return Going { killable: false, ..Going::with_place(holder, because) };
+    }
+    if said("kernel-client") {
+        let because = "The kernel itself holds it: there is no process to kill.".to_owned();
+        return Going { killable: false, ..Going::with_place(holder, because) };
+    }
+    if said("frozen") {
+        return frozen(holder, uninterruptible);
+    }
+    let place = place(holder.wchan.as_deref(), &holder.stack);
+    if said("dumping-core") {
+        let blocked = uninterruptible && !matches!(place, Place::CoreDump | Place::Kernel | Place::Memory);
+        return if blocked {
+            stuck(
+                holder,
+                place,
+                wait,
+                "It writes a core dump and cannot go on: SIGKILL acts only when that wait ends.",
+            )
+        } else {
+            Going::killable("It writes a core dump: SIGKILL ends the dump and the process.")
+        };
+    }
+    let unmoved = wait.is_some_and(|wait| wait.unmoved);
+    let in_driver = place == Place::GpuDriver || in_gpu_driver(&holder.stack);
+    match (killed, holder.state.as_str()) {
+        (true, "D") => stuck(holder, place, wait, PENDING),
+        (true, "R") if in_driver || (unmoved && holder.sigkill_pending) => stuck(
+            holder,
+            place,
+            wait,
+            "It runs in the kernel and does not look at the SIGKILL that is pending: another one will not help.",
+        ),
+        (true, "S") if in_driver => stuck(holder, place, wait, PENDING),
+        (true, _) => Going::killable("It has been killed and is on its way out."),
+        (false, "D") if unmoved && matches!(place, Place::FrozenFileSystem | Place::GpuDriver) => {
+            stuck(holder, place, wait, "SIGKILL acts only when that wait ends.")
+        }
+        (false, "D") => Going {
+            killable: true,
+            ..Going::with_place(holder, "SIGKILL ends it as soon as its wait in the kernel ends.".to_owned())
+        },
+        (false, "T" | "t") => Going::killable(
+            "It is stopped: SIGKILL ends it all the same, SIGCONT lets it act on other signals.",
+        ),
+        _ if said("thread-of-defunct") => {
+            Going::killable("Its leader is a zombie, but a thread of it lives: SIGKILL to the PID ends that.")
+        }
+        _ => Going::killable("It lives and SIGKILL ends it."),
+    }
+}
+
+fn frozen(holder: &Holder, uninterruptible: bool) -> Going {
+    // cgroup v1 freezes in uninterruptible sleep, v2 in a sleep that a fatal signal ends.
+    if uninterruptible {
+        stuck(
+            holder,
+            Place::Freezer,
+            None,
+            "Its cgroup is frozen (v1): SIGKILL acts only when that is thawed.",
+        )
+    } else {
+        Going::killable("Its cgroup is frozen (v2): SIGKILL ends it all the same.")
+    }
+}
+
+fn stuck(holder: &Holder, place: Place, wait: Option<&Wait>, because: &str) -> Going {
+    Going {
+        killable: false,
+        because: because.to_owned(),
+        place: Some(place),
+        waits: Some(waits(holder.tid, holder.wchan.as_deref(), place, wait)),
+    }
+}
+
+/// One sentence on where a task waits.
+pub(super) fn waits(tid: u32, wchan: Option<&str>, place: Place, wait: Option<&Wait>) -> String {
+    let mut text = format!("Task {tid} {}", place.words());
+    if let Some(wchan) = wchan.filter(|wchan| !wchan.is_empty()) {
+        text.push_str(&format!(" ({wchan})"));
+    }
+    let obstacle = wait.and_then(|wait| wait.obstacle.as_ref());
+    if let Some(obstacle) = obstacle {
+        let named = |what: &str, text: &Option<RawText>| {
+            text.as_ref().map_or_else(String::new, |text| format!(" {what} {}", text.to_text()))
+        };
+        text.push_str(&format!(
+            "; its system call is about{}{} ({})",
+            named("", &obstacle.path).replace("  ", " "),
+            named("on", &obstacle.mount),
+            obstacle.file_system
+        ));
+    }
+    text.push('.');
+    text
+}
+
+impl Going {
+    fn with_place(holder: &Holder, because: String) -> Self {
+        let place = place(holder.wchan.as_deref(), &holder.stack);
+        let shown = holder.state == "D" && place != Place::Kernel;
+        Self {
+            killable: false,
+            because,
+            place: shown.then_some(place),
+            waits: (holder.state == "D").then(|| waits(holder.tid, holder.wchan.as_deref(), place, None)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(why: &[&str], state: &str) -> Holder {
+        Holder {
+            pid: 428,
+            tid: 440,
+            state: state.to_owned(),
+            why: why.iter().map(|word| (*word).to_owned()).collect(),
+            ..Holder::default()
+        }
+    }
+
+    #[test]
+    fn a_killed_task_in_d_state_does_not_go_and_it_is_said_where_it_waits() {
+        let holder = Holder {
+            sigkill_pending: true,
+            wchan: Some("percpu_rwsem_wait".to_owned()),
+            ..holder(&["stuck-in-kernel"], "D")
+        };
+        let going = going(&holder, None);
+        assert!(!going.killable);
+        assert_eq!(going.place, Some(Place::FrozenFileSystem));
+        let waits = going.waits.unwrap();
+        assert!(waits.contains("waits in the file system, not in the GPU driver"), "{waits}");
+    }
+
+    #[test]
+    fn spinning_in_the_driver_with_sigkill_pending_is_stuck_and_spinning_elsewhere_is_leaving() {
+        let in_driver = Holder {
+            sigkill_pending: true,
+            stack: vec!["_kgspRpcRecvPoll [nvidia]".to_owned()],
+            ..holder(&["stuck-in-kernel"], "R")
+        };
+        assert!(!going(&in_driver, None).killable);
+        let elsewhere = Holder { stack: Vec::new(), ..in_driver };
+        assert!(going(&elsewhere, None).killable);
+        let unmoved = Wait { over_ms: 100, unmoved: true, ..Wait::default() };
+        assert!(!going(&elsewhere, Some(&unmoved)).killable);
+    }
+
+    #[test]
+    fn both_freezers_are_told_apart_by_the_state_they_freeze_in() {
+        assert!(!going(&holder(&["frozen"], "D"), None).killable);
+        assert!(going(&holder(&["frozen"], "S"), None).killable);
+    }
+
+    #[test]
+    fn a_disk_wait_of_a_moment_is_no_reason_to_give_up() {
+        let reading = Holder { wchan: Some("folio_wait_bit".to_owned()), ..holder(&["live"], "D") };
+        assert!(going(&reading, Some(&Wait { unmoved: true, over_ms: 100, ..Wait::default() })).killable);
+        let frozen = Holder { wchan: Some("percpu_rwsem_wait".to_owned()), ..holder(&["live"], "D") };
+        assert!(going(&frozen, None).killable, "seen once only");
+        let unmoved = Wait { unmoved: true, over_ms: 100, ..Wait::default() };
+        assert!(!going(&frozen, Some(&unmoved)).killable);
+    }
+
+    #[test]
+    fn pid_1_and_the_kernel_itself_are_not_to_be_killed() {
+        assert!(!going(&Holder { pid: 1, ..holder(&["live"], "S") }, None).killable);
+        assert!(!going(&holder(&["kernel-client"], "S"), None).killable);
+    }
+}

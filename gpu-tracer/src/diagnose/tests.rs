@@ -1,0 +1,482 @@
+//! Every class of situation gets its own verdict, and no input whatsoever a wrong "free".
+
+use proptest::prelude::*;
+
+use super::input::{Claim, HalfGone, Obstacle, Resolved, Wait};
+use super::{Input, diagnose};
+use crate::gpu::NvmlStatus;
+use crate::model::ExitStatus;
+use crate::model::diagnosis::{Diagnosis, GpuVerdict, Verdict};
+use crate::model::report::{
+    Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
+    SCHEMA,
+};
+
+pub(crate) fn report(gpus: u32) -> Report {
+    let gpu = |index| GpuReport { index, minor: Some(index), ..GpuReport::default() };
+    Report {
+        schema: SCHEMA,
+        taken_at: "2026-11-29T15:02:11.123Z".to_owned(),
+        boot_id: String::new(),
+        plan: "snapshot".to_owned(),
+        coverage: Coverage { complete: true, missing: Vec::new() },
+        cost: Cost::default(),
+        gpus: (0..gpus).map(gpu).collect(),
+        files: Vec::new(),
+        holders: Vec::new(),
+    }
+}
+
+fn held(device: &str, fds: u64, maps: u64, file: u64) -> HeldDevice {
+    let gpu = device.strip_prefix("nvidia").and_then(|digits| digits.parse().ok());
+    HeldDevice { device: device.to_owned(), gpu, fds, maps, files: vec![file], ..HeldDevice::default() }
+}
+
+pub(crate) fn holder(pid: u32, gpu: u32) -> Holder {
+    Holder {
+        pid,
+        tid: pid,
+        tids: vec![pid],
+        start_ns: u64::from(pid) * 1_000_000_000,
+        started_at: Some("2026-11-29T12:57:05.000Z".to_owned()),
+        comm: "python3".into(),
+        cmdline: "python3 train.py".into(),
+        exe: Some("/usr/bin/python3.12".into()),
+        state: "S".to_owned(),
+        leader_state: "S".to_owned(),
+        role: "compute".to_owned(),
+        why: vec!["live".to_owned()],
+        devices: vec![held(&format!("nvidia{gpu}"), 20, 3, u64::from(gpu)), held("nvidiactl", 1, 27, 100)],
+        ..Holder::default()
+    }
+}
+
+/// Used memory of each GPU; NVML answered in full.
+pub(crate) fn with_memory(mut report: Report, used: &[u64]) -> Input {
+    for (gpu, used) in report.gpus.iter_mut().zip(used) {
+        gpu.memory_used_mib = Some(*used);
+        gpu.memory_total_mib = Some(143_771);
+    }
+    let lists_complete = report.gpus.iter().map(|gpu| gpu.index).collect();
+    Input { nvml: NvmlStatus::Complete, lists_complete, ..Input::of(report) }
+}
+
+pub(crate) fn claim(gpu: u32, pid: u32, mib: u64, resolved: Resolved) -> Claim {
+    Claim { gpu, pid, mib: Some(mib), mps_client: false, resolved }
+}
+
+fn process(pid: u32) -> Resolved {
+    Resolved::Process { comm: "python3".into(), start_ns: u64::from(pid) * 1_000_000_000, leader_dead: false }
+}
+
+fn of(diagnosis: &Diagnosis, gpu: u32) -> &GpuVerdict {
+    diagnosis.gpus.iter().find(|verdict| verdict.gpu == Some(gpu)).expect("it was asked about")
+}
+
+fn commands(verdict: &GpuVerdict) -> Vec<&str> {
+    verdict.advice.iter().filter_map(|step| step.command.as_deref()).collect()
+}
+
+#[track_caller]
+fn expect(input: &Input, gpu: u32, verdict: Verdict, words: &[&str]) -> GpuVerdict {
+    let diagnosis = diagnose(input);
+    let found = of(&diagnosis, gpu).clone();
+    assert_eq!(found.verdict, verdict, "{found:#?}");
+    for word in words {
+        assert!(found.headline.contains(word), "{word:?} is not in {:?}", found.headline);
+    }
+    found
+}
+
+/// A2: eight GPUs after an escalating cleanup.
+fn a2() -> Report {
+    report(8)
+}
+
+const A2_USED: [u64; 8] = [1, 1, 1, 99, 93_699, 99, 3, 3];
+
+pub(crate) fn stuck_thread(gpu: u32) -> Holder {
+    Holder {
+        tid: 440,
+        tids: vec![440],
+        state: "D".to_owned(),
+        leader_state: "Z".to_owned(),
+        sigkill_pending: true,
+        wchan: Some("percpu_rwsem_wait".to_owned()),
+        stack: ["percpu_rwsem_wait", "__percpu_down_read", "vfs_write"].map(str::to_owned).to_vec(),
+        why: vec!["thread-of-defunct".to_owned(), "stuck-in-kernel".to_owned()],
+        memory: vec![HeldMemory { gpu, mib: 93_600, source: "nvml".to_owned() }],
+        ..holder(428, gpu)
+    }
+}
+
+#[track_caller]
+fn a2_others_are_named_for_what_they_are(input: &Input) {
+    let diagnosis = diagnose(input);
+    for (gpu, used) in [(0, 1), (3, 99), (5, 99), (7, 3)] {
+        let verdict = of(&diagnosis, gpu);
+        assert_eq!(verdict.verdict, Verdict::Free, "{verdict:#?}");
+        assert!(verdict.headline.contains(&format!("{used} MiB")), "{}", verdict.headline);
+    }
+}
+
+#[test]
+fn a2a_a_thread_of_a_defunct_leader_waits_in_the_file_system() {
+    let mut input = with_memory(Report { holders: vec![stuck_thread(4)], ..a2() }, &A2_USED);
+    input.claims = vec![claim(
+        4,
+        428,
+        93_600,
+        Resolved::Process { comm: "python3".into(), start_ns: 428_000_000_000, leader_dead: true },
+    )];
+    let obstacle =
+        Obstacle { mount: Some("/scratch".into()), file_system: "ext4".to_owned(), ..Obstacle::default() };
+    input
+        .waits
+        .insert(440, Wait { over_ms: 100, unmoved: true, obstacle: Some(obstacle), ..Wait::default() });
+    let found = expect(
+        &input,
+        4,
+        Verdict::Stuck,
+        &["thread 440 of PID 428", "93600 MiB", "waits in the file system, not in the GPU driver"],
+    );
+    assert_eq!(commands(&found)[0], "fsfreeze -u /scratch");
+    assert!(found.holders[0].killable_because.contains("SIGKILL is already pending"));
+    a2_others_are_named_for_what_they_are(&input);
+    assert_eq!(diagnose(&input).exit_status(), ExitStatus::Stuck);
+}
+
+#[test]
+fn a2b_a_forked_child_of_another_name_keeps_the_memory_of_a_dead_creator() {
+    let child = Holder {
+        comm: "cleanup".into(),
+        cmdline: "cleanup".into(),
+        why: vec!["live".to_owned(), "inherited".to_owned()],
+        ..holder(481, 4)
+    };
+    let mut input = with_memory(Report { holders: vec![child], ..a2() }, &A2_USED);
+    input.claims = vec![claim(4, 430, 93_600, Resolved::Dead)];
+    let found = expect(&input, 4, Verdict::Held, &["PID 481 (cleanup)", "93600 MiB", "inherited"]);
+    let story = found.memory.story.join("\n");
+    assert!(story.contains("created by PID 430, which is dead; kept now by PID 481 (inferred"), "{story}");
+    assert!(found.holders[0].evidence.iter().any(|fact| fact.inferred), "{:#?}", found.holders[0].evidence);
+    assert_eq!(found.innocents[0].what, "dead");
+    // With the record of the opening it is a fact.
+    input.report.files = vec![FileReport {
+        since: None,
+        id: 4,
+        device: "nvidia4".to_owned(),
+        gpu: Some(4),
+        state: "open".to_owned(),
+        references: Some(1),
+        unexplained: 0,
+        driver_pins: 0,
+        opened_at: None,
+        opener: Some(Opener {
+            pid: 430,
+            start_ns: 1,
+            comm: "python3".into(),
+            cmdline: "python3 train.py".into(),
+            alive: false,
+        }),
+    }];
+    let found = expect(&input, 4, Verdict::Held, &[]);
+    let story = found.memory.story.join("\n");
+    assert!(story.contains("kept now by PID 481 (recorded"), "{story}");
+    a2_others_are_named_for_what_they_are(&input);
+    assert_eq!(diagnose(&input).exit_status(), ExitStatus::Held);
+}
+
+#[test]
+fn a2c_a_task_inside_the_drivers_release_is_stuck_not_leaked() {
+    let mut input = with_memory(a2(), &A2_USED);
+    let why = "PID 428 (state D) is half-way through its exit".to_owned();
+    input.report.coverage = Coverage {
+        complete: false,
+        missing: vec![MissingReport { what: "half-exited-task".to_owned(), why }],
+    };
+    input.half_gone = vec![HalfGone {
+        pid: 428,
+        tid: 428,
+        start_ns: 5,
+        comm: "python3".into(),
+        state: "D".to_owned(),
+        wchan: Some("down".to_owned()),
+        stack: ["down", "os_acquire_semaphore [nvidia]", "nvidia_close [nvidia]", "__fput"]
+            .map(str::to_owned)
+            .to_vec(),
+    }];
+    let inferred = expect(&input, 4, Verdict::Stuck, &["PID 428 (python3)", "waits in the GPU driver"]);
+    assert!(
+        inferred.holders[0].evidence[0].inferred,
+        "no record, no claim: {:#?}",
+        inferred.holders[0].evidence
+    );
+    input.claims = vec![claim(4, 428, 93_600, Resolved::Exiting { comm: "python3".into() })];
+    let found = expect(&input, 4, Verdict::Stuck, &["PID 428 (python3)", "93600 MiB"]);
+    assert!(!found.holders[0].evidence[0].inferred);
+    assert!(commands(&found).contains(&"nvidia-smi --gpu-reset -i 4"), "{found:#?}");
+    // The others are not called stuck, and not called free either: it may hold them too.
+    let other = expect(&input, 3, Verdict::Unknown, &["99 MiB", "half-way through its exit"]);
+    assert!(other.holders.is_empty());
+    assert_eq!(diagnose(&input).exit_status(), ExitStatus::Stuck);
+}
+
+#[test]
+fn a2d_a_handle_in_flight_names_the_owner_of_the_receiving_end() {
+    let mut owner = holder(436, 4);
+    owner.devices = vec![HeldDevice { in_flight: 1, fds: 0, maps: 0, ..held("nvidiactl", 0, 0, 100) }];
+    let mut input = with_memory(Report { holders: vec![owner], ..a2() }, &A2_USED);
+    input.report.gpus[4].unattributed_mib = Some(93_699);
+    let found = expect(&input, 4, Verdict::Held, &["in flight", "PID 436 (python3)", "not received"]);
+    assert!(found.memory.story.join("\n").contains("in flight"), "{:?}", found.memory.story);
+    a2_others_are_named_for_what_they_are(&input);
+    assert_eq!(diagnose(&input).exit_status(), ExitStatus::Held);
+}
+
+#[test]
+fn a2e_nothing_at_all_is_a_leak_that_no_kill_frees() {
+    let mut input = with_memory(Report { holders: vec![holder(900, 2)], ..a2() }, &A2_USED);
+    input.report.holders[0].role = "infrastructure".to_owned();
+    let found = expect(&input, 4, Verdict::NoHandle, &["93699 MiB", "no process can be killed"]);
+    assert_eq!(commands(&found)[0], "nvidia-smi --gpu-reset -i 4");
+    let text: Vec<&str> = found.advice.iter().map(|step| step.text.as_str()).collect();
+    assert!(
+        text.iter().any(|text| text.contains("GPU 2 (1 process)")),
+        "who still touches the others: {text:?}"
+    );
+    assert_eq!(diagnose(&input).exit_status(), ExitStatus::NoHandle);
+    // A leak is concluded only where everything was seen.
+    input.report.coverage.complete = false;
+    expect(&input, 4, Verdict::Unknown, &["93699 MiB"]);
+}
+
+#[test]
+fn a1_renamed_workers_live_are_named_and_a_name_pattern_would_miss_them() {
+    let worker = |number: u32| Holder {
+        comm: format!("VLLM::Worker_TP{number}").as_str().into(),
+        cmdline: format!("VLLM::Worker_TP{number}").as_str().into(),
+        memory: vec![HeldMemory { gpu: 0, mib: 96_610, source: "nvml".to_owned() }],
+        ..holder(500 + number, 0)
+    };
+    let mut input = with_memory(Report { holders: (0..8).map(worker).collect(), ..report(1) }, &[96_619]);
+    input.claims = (0..8).map(|number| claim(0, 500 + number, 96_610, process(500 + number))).collect();
+    let found = expect(&input, 0, Verdict::Held, &["8 processes", "VLLM::Worker_TP0"]);
+    let facts = &found.holders[0].evidence;
+    assert!(
+        facts.iter().any(|fact| fact.text.contains("pkill -f python") && fact.text.contains("misses it")),
+        "{facts:?}"
+    );
+    assert!(commands(&found).contains(&"kill -9 500 501 502 503 504 505 506 507"), "{found:#?}");
+}
+
+#[test]
+fn each_reason_gets_its_own_words() {
+    let with = |edit: fn(&mut Holder)| {
+        let mut one = holder(428, 0);
+        edit(&mut one);
+        Input::of(Report { holders: vec![one], ..report(1) })
+    };
+    let cases: Vec<(Input, Verdict, &str)> = vec![
+        (with(|_| ()), Verdict::Held, "lives and can be killed"),
+        (with(|one| one.why = vec!["inherited".to_owned()]), Verdict::Held, "inherited the handles"),
+        (
+            with(|one| (one.why, one.state) = (vec!["stopped".to_owned()], "T".to_owned())),
+            Verdict::Held,
+            "stopped",
+        ),
+        (with(|one| one.why = vec!["frozen".to_owned()]), Verdict::Held, "frozen"),
+        (
+            with(|one| (one.why, one.state) = (vec!["frozen".to_owned()], "D".to_owned())),
+            Verdict::Stuck,
+            "frozen",
+        ),
+        (with(|one| one.why = vec!["dumping-core".to_owned()]), Verdict::Held, "core dump"),
+        (
+            with(|one| (one.why, one.tid) = (vec!["thread-of-defunct".to_owned()], 440)),
+            Verdict::Held,
+            "leader is a zombie",
+        ),
+        (
+            with(|one| (one.why, one.exiting) = (vec!["exiting".to_owned()], true)),
+            Verdict::Held,
+            "on its way out",
+        ),
+        (with(|one| one.role = "infrastructure".to_owned()), Verdict::Held, "only by infrastructure"),
+        (with(|one| one.role = "monitor".to_owned()), Verdict::Held, "only by infrastructure and monitors"),
+        (with(|one| one.role = "initialised".to_owned()), Verdict::Held, "initialised, not used"),
+        (with(|one| one.role = "mps-server".to_owned()), Verdict::Held, "MPS server"),
+        (with(|one| one.why = vec!["kernel-client".to_owned()]), Verdict::Stuck, "SIGKILL does not end"),
+    ];
+    for (input, verdict, words) in cases {
+        expect(&input, 0, verdict, &[words]);
+    }
+}
+
+#[test]
+fn innocents_are_named_as_such() {
+    let mut input = with_memory(Report { holders: vec![holder(481, 0)], ..report(1) }, &[103_019]);
+    input.report.holders.push(Holder { role: "monitor".to_owned(), comm: "watcher".into(), ..holder(77, 0) });
+    input.report.holders.push(Holder { role: "initialised".to_owned(), ..holder(78, 0) });
+    input.claims = vec![
+        claim(0, 430, 1, Resolved::Dead),
+        claim(0, 431, 1, Resolved::Zombie { comm: "python3".into(), ppid: 7 }),
+        claim(0, 432, 1, Resolved::Process { comm: "bash".into(), start_ns: 9, leader_dead: false }),
+    ];
+    input.asked = vec![(999, Resolved::Zombie { comm: "x".into(), ppid: 7 })];
+    let diagnosis = diagnose(&input);
+    let innocents: Vec<(u32, &str)> =
+        diagnosis.gpus[0].innocents.iter().map(|innocent| (innocent.pid, innocent.what.as_str())).collect();
+    assert_eq!(
+        innocents,
+        [(430, "dead"), (431, "zombie"), (432, "not-a-holder"), (78, "initialised"), (77, "monitor")]
+    );
+    assert!(diagnosis.asked[0].text.contains("zombie: it holds nothing"), "{:?}", diagnosis.asked);
+    // Nobody is cleared by a look that did not see everything.
+    input.report.coverage.complete = false;
+    let unsure = diagnose(&input);
+    assert!(
+        unsure.gpus[0].innocents.iter().all(|innocent| innocent.pid != 432),
+        "{:?}",
+        unsure.gpus[0].innocents
+    );
+}
+
+#[test]
+fn a_hanging_nvml_leaves_handles_to_speak_and_an_empty_answer_unknown() {
+    let hung = NvmlStatus::Hung { after: std::time::Duration::from_secs(2), during: "processes".to_owned() };
+    let input = Input { nvml: hung, ..Input::of(report(1)) };
+    expect(&input, 0, Verdict::Unknown, &["NVML hung"]);
+    let held = Input { report: Report { holders: vec![holder(428, 0)], ..report(1) }, ..input };
+    expect(&held, 0, Verdict::Held, &["PID 428"]);
+    expect(&Input::of(report(1)), 0, Verdict::Free, &["no NVML"]);
+}
+
+#[test]
+fn a_recorded_baseline_tells_a_leak_from_the_drivers_own_use() {
+    let mut input = with_memory(report(1), &[900]);
+    expect(&input, 0, Verdict::Free, &["900 MiB"]);
+    input.baselines.insert(0, 10);
+    expect(&input, 0, Verdict::NoHandle, &["900 MiB"]);
+    input.baselines.insert(0, 880);
+    expect(&input, 0, Verdict::Free, &[]);
+}
+
+#[test]
+fn a_file_that_the_driver_still_releases_is_neither_free_nor_a_leak() {
+    for state in ["releasing", "deferred", "detached", "unreferenced"] {
+        let mut input = with_memory(report(1), &[50_000]);
+        input.report.files = vec![FileReport {
+            since: None,
+            id: 1,
+            device: "nvidia0".to_owned(),
+            gpu: Some(0),
+            state: state.to_owned(),
+            references: Some(0),
+            unexplained: 0,
+            driver_pins: 0,
+            opened_at: None,
+            opener: None,
+        }];
+        let found = expect(&input, 0, Verdict::Stuck, &["still being released"]);
+        assert!(commands(&found).contains(&"gpu-tracer wait 0"), "{found:#?}");
+        input.report.files[0].state = "open".to_owned();
+        expect(&input, 0, Verdict::Unknown, &["nobody can be named"]);
+    }
+}
+
+#[test]
+fn shared_devices_matter_only_where_there_is_memory_to_keep() {
+    let mut keeper = holder(7, 0);
+    keeper.devices.remove(0);
+    let input = with_memory(Report { holders: vec![keeper], ..report(2) }, &[4, 50_000]);
+    expect(&input, 0, Verdict::Free, &[]);
+    expect(&input, 1, Verdict::Held, &["PID 7"]);
+}
+
+#[test]
+fn the_file_systems_and_servers_in_the_way_are_named() {
+    let stuck = |wchan: &str| Holder { wchan: Some(wchan.to_owned()), stack: Vec::new(), ..stuck_thread(0) };
+    let advice = |wchan: &str, obstacle: Obstacle| {
+        let mut input = Input::of(Report { holders: vec![stuck(wchan)], ..report(1) });
+        input.waits.insert(440, Wait { obstacle: Some(obstacle), ..Wait::default() });
+        let found = expect(&input, 0, Verdict::Stuck, &[]);
+        commands(&found)[0].to_owned()
+    };
+    let fuse =
+        Obstacle { fuse_connection: Some(41), file_system: "fuse.sshfs".to_owned(), ..Obstacle::default() };
+    assert_eq!(advice("request_wait_answer", fuse), "echo 1 > /sys/fs/fuse/connections/41/abort");
+    let nfs = Obstacle { mount: Some("/home".into()), file_system: "nfs4".to_owned(), ..Obstacle::default() };
+    assert_eq!(advice("rpc_wait_bit_killable", nfs), "umount -f -l /home");
+    assert_eq!(advice("percpu_rwsem_wait", Obstacle::default()), "fsfreeze -u MOUNTPOINT");
+    assert_eq!(advice("something_else", Obstacle::default()), "cat /proc/428/task/440/stack");
+}
+
+#[test]
+fn without_gpus_the_devices_themselves_are_judged() {
+    let mut one = holder(7, 0);
+    one.devices =
+        vec![HeldDevice { device: "kfd".to_owned(), fds: 1, files: vec![1], ..HeldDevice::default() }];
+    let diagnosis = diagnose(&Input::of(Report { holders: vec![one], ..report(0) }));
+    assert_eq!((diagnosis.gpus[0].gpu, diagnosis.gpus[0].verdict), (None, Verdict::Held));
+    assert_eq!(diagnose(&Input::of(report(0))).exit_status(), ExitStatus::Free);
+}
+
+fn any_resolved() -> impl Strategy<Value = Resolved> {
+    prop_oneof![
+        Just(Resolved::Dead),
+        Just(Resolved::Unchecked),
+        any::<u32>().prop_map(|ppid| Resolved::Zombie { comm: "z".into(), ppid }),
+        (0..9u64).prop_map(|start| Resolved::Process {
+            comm: "p".into(),
+            start_ns: start,
+            leader_dead: false
+        }),
+        (0..9u32).prop_map(|pid| Resolved::ThreadOf { pid, comm: "t".into() }),
+        Just(Resolved::Exiting { comm: "e".into() }),
+    ]
+}
+
+prop_compose! {
+    fn any_claim()(gpu in 0..3u32, pid in 0..9u32, mib in any::<Option<u64>>(), resolved in any_resolved()) -> Claim {
+        Claim { gpu, pid, mib, mps_client: pid % 2 == 0, resolved }
+    }
+}
+
+prop_compose! {
+    fn any_half_gone()(pid in 0..9u32, driver in any::<bool>()) -> HalfGone {
+        let stack = if driver { vec!["nvidia_close [nvidia]".to_owned()] } else { vec!["filp_flush".to_owned()] };
+        HalfGone { pid, tid: pid, state: "D".to_owned(), stack, ..HalfGone::default() }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn free_means_that_everything_was_seen_and_nothing_is_there(
+        report in crate::render::tests::hostile::report(),
+        claims in prop::collection::vec(any_claim(), 0..4),
+        half_gone in prop::collection::vec(any_half_gone(), 0..2),
+        hung in any::<bool>(),
+    ) {
+        let nvml = if hung {
+            NvmlStatus::Hung { after: std::time::Duration::ZERO, during: String::new() }
+        } else {
+            NvmlStatus::Complete
+        };
+        let input = Input { claims, half_gone, nvml, ..Input::of(report) };
+        let diagnosis = diagnose(&input);
+        prop_assert!(!diagnosis.gpus.is_empty());
+        for verdict in &diagnosis.gpus {
+            let own = input.report.files.iter().any(|file| file.gpu.is_some() && file.gpu == verdict.gpu);
+            let direct = input.report.holders.iter().flat_map(|holder| &holder.devices).any(|held| held.gpu.is_some() && held.gpu == verdict.gpu);
+            if matches!(verdict.verdict, Verdict::Free | Verdict::NoHandle) {
+                prop_assert!(input.report.coverage.complete, "{verdict:#?}");
+                prop_assert!(!own && !direct, "{verdict:#?}");
+                prop_assert!(verdict.doubts.is_empty() && verdict.holders.is_empty());
+            }
+            prop_assert!(!verdict.headline.is_empty());
+        }
+    }
+}

@@ -1,0 +1,115 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::diagnose::input::{Obstacle, Resolved, Wait};
+use crate::diagnose::tests::{claim, holder, report, stuck_thread, with_memory};
+use crate::diagnose::{Input, diagnose};
+use crate::gpu::NvmlStatus;
+use crate::model::report::{HeldMemory, Holder, Report};
+use crate::render::text::columns;
+
+fn view(width: Option<usize>) -> View<'static> {
+    View { width, color: false, expand: false, user: &|_| None }
+}
+
+fn printed(input: &Input) -> String {
+    table(&diagnose(input), &view(Some(110)))
+}
+
+#[test]
+fn a_stuck_thread_among_eight_gpus() {
+    let used = [1, 1, 1, 99, 93_699, 99, 3, 3];
+    let mut input = with_memory(Report { holders: vec![stuck_thread(4)], ..report(8) }, &used);
+    let obstacle = Obstacle {
+        path: Some("/scratch/out.bin".into()),
+        mount: Some("/scratch".into()),
+        file_system: "ext4".to_owned(),
+        fuse_connection: None,
+    };
+    input
+        .waits
+        .insert(440, Wait { over_ms: 100, unmoved: true, obstacle: Some(obstacle), ..Wait::default() });
+    insta::assert_snapshot!(printed(&input));
+}
+
+#[test]
+fn a_child_that_keeps_the_memory_of_its_dead_parent() {
+    let child = Holder {
+        comm: "cleanup".into(),
+        why: vec!["live".to_owned(), "inherited".to_owned()],
+        ..holder(481, 0)
+    };
+    let mut input = with_memory(Report { holders: vec![child], ..report(1) }, &[103_019]);
+    input.claims = vec![claim(0, 430, 103_010, Resolved::Dead)];
+    insta::assert_snapshot!(printed(&input));
+}
+
+#[test]
+fn memory_without_a_handle() {
+    let mut input = with_memory(Report { holders: vec![holder(900, 1)], ..report(2) }, &[93_699, 50]);
+    input.report.holders[0].role = "infrastructure".to_owned();
+    input.hints = vec!["30 s ago: NVRM: Xid (PCI:0000:0f:00): 119, pid=428, name=python3".to_owned()];
+    insta::assert_snapshot!(printed(&input));
+}
+
+#[test]
+fn eight_workers_that_hold_eight_gpus() {
+    let worker = |number: u32| {
+        let gpus = (0..8).map(|gpu| holder(500 + number, gpu).devices.remove(0));
+        Holder {
+            comm: format!("VLLM::Worker_TP{number}").as_str().into(),
+            cmdline: format!("VLLM::Worker_TP{number}").as_str().into(),
+            devices: gpus.collect(),
+            memory: vec![HeldMemory { gpu: number, mib: 96_610, source: "nvml".to_owned() }],
+            ..holder(500 + number, 0)
+        }
+    };
+    let input = with_memory(Report { holders: (0..8).map(worker).collect(), ..report(8) }, &[96_619; 8]);
+    insta::assert_snapshot!(printed(&input));
+}
+
+#[test]
+fn an_unknown_answer_says_why() {
+    let mut input = Input::of(report(1));
+    input.nvml = NvmlStatus::Hung {
+        after: std::time::Duration::from_secs(2),
+        during: "asking for processes".to_owned(),
+    };
+    input.report.coverage.complete = false;
+    input.report.coverage.missing = vec![crate::model::report::MissingReport {
+        what: "other-users".to_owned(),
+        why: "descriptors of other users' processes cannot be read; run it as root".to_owned(),
+    }];
+    insta::assert_snapshot!(printed(&input));
+}
+
+#[test]
+fn rows_are_one_per_gpu() {
+    let input = with_memory(Report { holders: vec![stuck_thread(1)], ..report(2) }, &[1, 93_699]);
+    let mut out = Vec::new();
+    why(&diagnose(&input), Format::Csv { header: true }, &view(None), &mut out).unwrap();
+    insta::assert_snapshot!(String::from_utf8(out).unwrap());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_report_can_spoil_the_diagnosis(
+        report in crate::render::tests::hostile::report(),
+        width in prop::option::of(20..200usize),
+    ) {
+        let diagnosis = diagnose(&Input::of(report));
+        let text = table(&diagnosis, &view(width));
+        prop_assert_eq!(text.lines().find_map(crate::render::tests::hostile::first_deceptive), None);
+        let mut out = Vec::new();
+        for format in [Format::Json, Format::Csv { header: true }] {
+            why(&diagnosis, format, &view(width), &mut out).unwrap();
+        }
+        if let Some(width) = width {
+            // Commands are to be pasted: they alone may be wider.
+            let too_wide = text.lines().filter(|line| !line.starts_with("       ")).find(|line| columns(line) > width);
+            prop_assert_eq!(too_wide, None);
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! A daemon of the test's own: socket, state and hooks in a directory that goes with it.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::tracer::run;
+use super::{Answer, Device, Finished, Play, Tracer, compare, eventually};
+use crate::sys::{mounts, process};
+
+/// How long it may take to begin, to end, and to tell something.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running daemon. Dropping it ends it and takes its hooks away.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    options: Vec<String>,
+    dir: TempDir,
+    said: PathBuf,
+}
+
+impl Daemon {
+    /// Starts one for these devices and waits until it answers.
+    ///
+    /// # Panics
+    ///
+    /// If it does not.
+    #[must_use]
+    #[track_caller]
+    pub fn start(device: &Device) -> Self {
+        Self::start_with(device, &[])
+    }
+
+    /// The same with these environment variables.
+    #[must_use]
+    #[track_caller]
+    pub fn start_with(device: &Device, environment: &[(&str, &str)]) -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        super::require_root();
+        let dir = tempfile::Builder::new().prefix("gpu-tracer-daemon-").tempdir().expect("a directory");
+        // Other users are to reach the socket.
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+        let said = dir.path().join("said");
+        let child = spawn(dir.path(), &device.options(), &said, environment);
+        let mut daemon = Self { child, options: device.options(), dir, said };
+        daemon.await_answer();
+        daemon
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("d.sock")
+    }
+
+    /// Its PID.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it said on standard error.
+    #[must_use]
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(&self.said).unwrap_or_default()
+    }
+
+    /// SIGKILL, as the kernel would when memory runs out.
+    ///
+    /// # Panics
+    ///
+    /// If it was not running.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it is ours");
+        self.child.wait().expect("it is ours");
+    }
+
+    /// Starts it again with all that it left, and waits until it answers.
+    #[track_caller]
+    pub fn start_again(&mut self) {
+        self.child = spawn(self.dir.path(), &self.options, &self.said, &[]);
+        self.await_answer();
+    }
+
+    /// A signal.
+    ///
+    /// # Panics
+    ///
+    /// If it is not running.
+    pub fn signal(&self, signal: i32) {
+        process::kill(self.pid(), signal).expect("it is running");
+    }
+
+    /// Waits for its end; its exit status.
+    pub fn await_end(&mut self) -> Option<i32> {
+        let child = &mut self.child;
+        eventually("the end of the daemon", PATIENCE, || child.try_wait().expect("it is ours")).code()
+    }
+
+    #[track_caller]
+    fn await_answer(&mut self) {
+        let end = Instant::now() + PATIENCE;
+        while self.get("/v1/status").is_none() {
+            if let Some(status) = self.child.try_wait().expect("it is ours") {
+                panic!("the daemon ended: {status}\n{}", self.said());
+            }
+            assert!(Instant::now() < end, "the daemon does not answer\n{}", self.said());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// A document of it; nothing if it does not answer.
+    #[must_use]
+    pub fn get(&self, target: &str) -> Option<Value> {
+        serde_json::from_str(&self.text_of(target)?).ok()
+    }
+
+    /// The body of an answer, as it is.
+    #[must_use]
+    pub fn text_of(&self, target: &str) -> Option<String> {
+        let mut stream = UnixStream::connect(self.socket()).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        write!(stream, "GET {target} HTTP/1.0\r\n\r\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+    }
+
+    /// How it is doing.
+    ///
+    /// # Panics
+    ///
+    /// If it does not answer.
+    #[must_use]
+    #[track_caller]
+    pub fn status(&self) -> Value {
+        self.get("/v1/status").unwrap_or_else(|| panic!("no status\n{}", self.said()))
+    }
+
+    /// `gpu-tracer holders`, asking this daemon.
+    #[must_use]
+    #[track_caller]
+    pub fn holders(&self) -> Answer {
+        Answer::from(self.printed("json"))
+    }
+
+    /// The same in another format.
+    #[must_use]
+    #[track_caller]
+    pub fn printed(&self, format: &str) -> Finished {
+        let mut command = Command::new(Tracer::program());
+        command
+            .arg("holders")
+            .args(&self.options)
+            .arg("--socket")
+            .arg(self.socket())
+            .args(["--format", format]);
+        run(command)
+    }
+
+    /// Asks and compares with the truth, as [`Play::check`] does without a daemon.
+    #[track_caller]
+    pub fn check(&self, play: &Play) -> Answer {
+        let mut answer = self.holders();
+        let mut differences = compare::differences(&answer, &play.truth, &play.family());
+        if !differences.is_empty() {
+            eprintln!("note: asked again, because at first: {}", differences.join("; "));
+            answer = self.holders();
+            differences = compare::differences(&answer, &play.truth, &play.family());
+        }
+        compare::demand_none(&differences, &answer, &play.truth);
+        assert_eq!(answer.report.plan, "lean", "the daemon answered\n{}", answer.text);
+        answer
+    }
+
+    /// `gpu-tracer watch`, listening to this daemon; it listens when this returns.
+    #[must_use]
+    #[track_caller]
+    pub fn watch(&self) -> Watch {
+        let mut command = Command::new(Tracer::program());
+        command.arg("watch").arg("--socket").arg(self.socket()).args(["--format", "json"]);
+        let mut watch = Watch::spawn(command);
+        watch.await_line("the greeting", |line| line["what"] == "listening");
+        watch
+    }
+}
+
+fn spawn(dir: &Path, options: &[String], said: &Path, environment: &[(&str, &str)]) -> Child {
+    let errors = std::fs::OpenOptions::new().create(true).append(true).open(said).expect("a file");
+    let mut command = Command::new(Tracer::program());
+    command.arg("run").args(options);
+    for (option, name) in [("--socket", "d.sock"), ("--state-dir", "state"), ("--pin-dir", "pins")] {
+        command.arg(option).arg(dir.join(name));
+    }
+    command.args(["--plan", "lean", "--config", "/dev/null"]).envs(environment.iter().copied());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+    command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            let _ = process::kill(self.pid(), libc::SIGTERM);
+            let ended =
+                crate::poll::until("the end of the daemon", PATIENCE, || Ok(self.child.try_wait()?));
+            if ended.is_err() {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+            }
+        }
+        let pins = self.dir.path().join("pins");
+        let _ = Command::new(Tracer::program())
+            .args(["run", "--unpin", "--config", "/dev/null", "--pin-dir"])
+            .arg(&pins)
+            .stdout(Stdio::null())
+            .status();
+        let _ = mounts::unmount(&pins);
+    }
+}
+
+/// A running `gpu-tracer watch --format json`.
+#[derive(Debug)]
+pub struct Watch {
+    child: Child,
+    lines: Receiver<String>,
+    /// All that has been told so far.
+    pub told: Vec<Value>,
+}
+
+impl Watch {
+    /// Without a daemon, with hooks of its own.
+    #[must_use]
+    pub fn standalone(device: &Device) -> Self {
+        let mut command = Command::new(Tracer::program());
+        command.arg("watch").args(device.options()).args(["--standalone", "--format", "json"]);
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let out = child.stdout.take().expect("its output is a pipe");
+        let (sender, lines) = channel();
+        // Ends with the pipe, that is with the program.
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, lines, told: Vec::new() }
+    }
+
+    /// The first line for which `wanted` holds, of all that were told or will be.
+    ///
+    /// # Panics
+    ///
+    /// If there is none within a minute; with all lines.
+    #[track_caller]
+    pub fn await_line(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        if let Some(line) = self.told.iter().find(|line| wanted(line)) {
+            return line.clone();
+        }
+        let end = Instant::now() + PATIENCE;
+        while let Ok(text) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            let line: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+            self.told.push(line.clone());
+            if wanted(&line) {
+                return line;
+            }
+        }
+        let told: Vec<String> = self.told.iter().map(Value::to_string).collect();
+        panic!("not told: {what}; told were\n{}", told.join("\n"));
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
