@@ -59,15 +59,20 @@ pub fn differences(
 
 /// Does the text name one of these processes? Half-way through an exit may be anybody on this host.
 fn names(text: &str, family: &BTreeSet<u32>) -> bool {
-    text.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).any(|pid| family.contains(&pid))
+    text.split(|c: char| !c.is_ascii_digit())
+        .filter_map(|word| word.parse().ok())
+        .any(|pid| family.contains(&pid))
 }
 
 /// Takes out files that nobody is said to hold and of which it is only not known yet whether they are released.
 fn take_lingering(shown: &mut BTreeMap<u64, Shown<'_>>) -> Vec<String> {
-    let is_lingering =
-        |shown: &Shown<'_>| shown.pids.is_empty() && shown.file.state != "open" && shown.file.unexplained == 0;
+    let is_lingering = |shown: &Shown<'_>| {
+        shown.pids.is_empty() && shown.file.state != "open" && shown.file.unexplained == 0
+    };
     let lingering = shown.extract_if(.., |_, shown| is_lingering(shown));
-    lingering.map(|(number, shown)| format!("file #{number} is {}; it is released", shown.file.state)).collect()
+    lingering
+        .map(|(number, shown)| format!("file #{number} is {}; it is released", shown.file.state))
+        .collect()
 }
 
 fn compare_holders(expected: &Expected, answer: &Answer, family: &BTreeSet<u32>, found: &mut Vec<String>) {
