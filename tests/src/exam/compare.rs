@@ -206,14 +206,14 @@ fn compare_remembered(
         let unique = left.values().filter(|other| other.traits() == should.traits()).count() == 1;
         if let (Some(is), None, true) = (alike.next(), alike.next(), unique) {
             numbers.insert(*id, is.file.id);
-            if let Some(opener) = &is.file.opener
-                && opener.pid != should.opener
-            {
-                found.push(format!(
-                    "file #{} was opened by {}, not {}",
-                    is.file.id, should.opener, opener.pid
-                ));
-            }
+        }
+    }
+    for (id, number) in numbers.iter() {
+        let (Some(should), Some(is)) = (expected.files.get(id), shown.get(number)) else { continue };
+        if let (Some(should), Some(is)) = (should.opener, &is.file.opener)
+            && is.pid != should
+        {
+            found.push(format!("file #{number} was opened by {}, should be {should}", is.pid));
         }
     }
 }
