@@ -106,7 +106,8 @@ fn b15_a_thread_id_and_an_innocent_with_an_old_pid_are_resolved() {
     let (_, verdict) = verdict(&finished);
     assert_eq!(verdict["memory"]["claims"][0]["resolved"], "other", "{verdict:#}");
     assert_eq!(verdict["innocents"][0]["what"], "not-a-holder", "{verdict:#}");
-    let accused = verdict["holders"].as_array().expect("a list").iter().any(|one| one["pid"] == innocent.0.id());
+    let accused =
+        verdict["holders"].as_array().expect("a list").iter().any(|one| one["pid"] == innocent.0.id());
     assert!(!accused, "{verdict:#}");
 }
 
