@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 
 use super::Answers;
 use super::screen::Screen;
@@ -34,11 +35,24 @@ pub(super) struct Arguments {
 
     /// Do not wait for holders of this role (repeatable, or separated by commas)
     ///
-    /// infrastructure stands for all that hold devices on purpose: persistence daemon, DCGM, device plugins, displays, monitors. Other roles are
-    /// those that `why --format json` tells, such as initialised.
-    #[arg(long, value_name = "ROLE", value_delimiter = ',')]
+    /// infrastructure stands for all that hold devices on purpose: persistence daemon, DCGM, device plugins, displays, monitors. initialised are
+    /// processes that have called cuInit and nothing else.
+    #[arg(long, value_name = "ROLE", value_delimiter = ',', value_parser = PossibleValuesParser::new(ROLES))]
     ignore: Vec<String>,
 }
+
+/// What a holder can be.
+const ROLES: [&str; 9] = [
+    "infrastructure",
+    "display",
+    "monitor",
+    "container-hook",
+    "mps-control",
+    "mps-server",
+    "initialised",
+    "compute",
+    "unknown",
+];
 
 /// `60s`, `1m 30s`, or seconds as a plain number.
 pub(super) fn duration(text: &str) -> anyhow::Result<Duration> {
