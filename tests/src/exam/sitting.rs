@@ -1,5 +1,6 @@
 //! One sitting: bursts of steps, a question after each, and the shortest sequence that shows a difference.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -65,9 +66,25 @@ pub struct Failure {
 /// Steps between two questions.
 const BURST: (u64, u64) = (20, 100);
 
+/// Somebody wants it to end: the daemon must not stay.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_signal(_: std::ffi::c_int) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+fn catch_signals() {
+    let handler: extern "C" fn(std::ffi::c_int) = on_signal;
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
+        unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
+    }
+}
+
 /// Runs the exam. Makes this process the one to which orphans come.
 pub fn examine(settings: &Settings) -> Result<Outcome> {
     process::become_subreaper()?;
+    catch_signals();
     let device = Device::two();
     // Before anything here starts a thread: workers are forked.
     let mut cast = Cast::start(&device, settings.processes)?;
@@ -76,7 +93,8 @@ pub fn examine(settings: &Settings) -> Result<Outcome> {
     let (mut outcome, mut done) = (Outcome::default(), Vec::new());
     let begun = Instant::now();
     let mut burst = 0;
-    while outcome.operations < settings.operations
+    while !INTERRUPTED.load(Ordering::Relaxed)
+        && outcome.operations < settings.operations
         && settings.limit.is_none_or(|limit| begun.elapsed() < limit)
     {
         burst += 1;
@@ -145,9 +163,9 @@ fn explain(
     let mut steps = done.to_vec();
     let mut part = steps.len().div_ceil(2);
     // Halves first, then ever smaller parts, until no single step can be left out.
-    while part > 0 && Instant::now() < deadline {
+    while part > 0 && may_go_on(deadline) {
         let (mut from, mut shorter) = (0, false);
-        while from < steps.len() && Instant::now() < deadline {
+        while from < steps.len() && may_go_on(deadline) {
             let mut without = steps.clone();
             without.drain(from..(from + part).min(steps.len()));
             match attempt(&without)? {
@@ -162,6 +180,10 @@ fn explain(
     }
     (failure.wrong, failure.expected, failure.sequence, failure.again) = (wrong, expected, log, true);
     Ok(failure)
+}
+
+fn may_go_on(deadline: Instant) -> bool {
+    Instant::now() < deadline && !INTERRUPTED.load(Ordering::Relaxed)
 }
 
 /// Does this sequence show a difference, from the beginning and with one question at its end?
