@@ -26,7 +26,12 @@ fn pass(arguments: &[&str]) {
     let said = String::from_utf8_lossy(&output.stdout);
     // The seed, where the output of tests that pass is shown.
     println!("{}", said.lines().take(4).collect::<Vec<_>>().join("\n"));
-    assert!(output.status.success(), "{}\n{said}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}\n{said}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 #[test]

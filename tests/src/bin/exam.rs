@@ -62,7 +62,9 @@ fn settings(arguments: &[String]) -> Result<Settings> {
             "--processes" => settings.processes = usize::try_from(number)?.max(1),
             "--alone-every" => settings.alone_every = number.max(1),
             "--shorten" => settings.shorten = Duration::from_secs(number),
-            other => bail!("what is {other}? There are --seed, --ops, --seconds, --daemon, --processes, --alone-every and --shorten"),
+            other => bail!(
+                "what is {other}? There are --seed, --ops, --seconds, --daemon, --processes, --alone-every and --shorten"
+            ),
         }
     }
     if settings.operations == u64::MAX && settings.limit.is_none() {
@@ -96,14 +98,19 @@ fn report(settings: &Settings, outcome: &Outcome) {
         return;
     };
     let wrong = &failure.wrong;
-    println!("\nexam: DIFFERENCE, asked {:?}, seed {}, after {} operations", wrong.whom, settings.seed, outcome.operations);
+    println!(
+        "\nexam: DIFFERENCE, asked {:?}, seed {}, after {} operations",
+        wrong.whom, settings.seed, outcome.operations
+    );
     wrong.differences.iter().for_each(|one| println!("  {one}"));
     match wrong.again.len() {
         0 => println!("asked again at once: no difference"),
         _ => println!("asked again at once, the differences were:\n  {}", wrong.again.join("\n  ")),
     }
     match failure.again {
-        true => println!("\nthe shortest sequence found that shows it ({} operations):", failure.sequence.len()),
+        true => {
+            println!("\nthe shortest sequence found that shows it ({} operations):", failure.sequence.len())
+        }
         false => println!("\nthe same steps did not show it again; since the last right answer there were:"),
     }
     failure.sequence.iter().for_each(|one| println!("  {one}"));

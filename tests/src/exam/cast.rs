@@ -82,7 +82,9 @@ impl Cast {
             Kind::Map | Kind::Unmap | Kind::Split | Kind::Remap => self.on_mappings(task, step),
             Kind::SocketPair | Kind::Send | Kind::Receive | Kind::Drop => self.on_sockets(task, step),
             Kind::Fork | Kind::ShareTable | Kind::Thread => self.make(task, step.kind),
-            Kind::Unshare | Kind::Exec | Kind::EndThread | Kind::Exit | Kind::Kill => self.change(task, step.kind),
+            Kind::Unshare | Kind::Exec | Kind::EndThread | Kind::Exit | Kind::Kill => {
+                self.change(task, step.kind)
+            }
         };
         done.with_context(|| format!("task {task} at {:?}", step.kind))
     }
@@ -109,7 +111,8 @@ impl Cast {
     }
 
     fn on_descriptors(&mut self, task: Id, step: &Step) -> Result<bool> {
-        let all: Vec<(c_int, Entry)> = self.model.table(task).iter().map(|(fd, entry)| (*fd, *entry)).collect();
+        let all: Vec<(c_int, Entry)> =
+            self.model.table(task).iter().map(|(fd, entry)| (*fd, *entry)).collect();
         let [_, which, how] = step.choice;
         let said = match step.kind {
             Kind::Open if self.has_room(task) => self.open(task, which, how)?,
@@ -209,7 +212,9 @@ impl Cast {
             }
             _ => {
                 // What is left of a larger one may grow together with the rest again.
-                let Some(mapped) = pick(&self.whole_mappings(task, |_| true), which) else { return Ok(false) };
+                let Some(mapped) = pick(&self.whole_mappings(task, |_| true), which) else {
+                    return Ok(false);
+                };
                 let pages = (1 + how % 4) as usize;
                 let order = Order::Remap(mapped.at, mapped.pages * PAGE, pages * PAGE);
                 let at = self.address(task, &order)?;
@@ -309,7 +314,10 @@ impl Cast {
         let sharing = kind == Kind::ShareTable;
         let spawn = if sharing { Spawn::SharingTable } else { Spawn::Process };
         let worker = self.worker(task)?.spawn(spawn)?;
-        self.note(task, &format!("{} = {}", if sharing { "clone(CLONE_FILES)" } else { "fork()" }, worker.pid));
+        self.note(
+            task,
+            &format!("{} = {}", if sharing { "clone(CLONE_FILES)" } else { "fork()" }, worker.pid),
+        );
         self.family.insert(worker.pid);
         let child = self.model.fork(task, worker.pid, sharing);
         self.workers.insert(child, worker);

@@ -35,7 +35,12 @@ pub fn differences(
     numbers: Option<&mut Numbers>,
 ) -> Differences {
     let mut found = Vec::new();
-    let about_ours = |missing: &&Missing| missing.what != "half-exited-task" || names(&missing.why, family);
+    // Of other processes' files and exits the model knows nothing; references to ours are all looked at below.
+    let about_ours = |missing: &&Missing| match missing.what.as_str() {
+        "half-exited-task" => names(&missing.why, family),
+        "unexplained-references" => false,
+        _ => true,
+    };
     for missing in answer.report.coverage.missing.iter().filter(about_ours) {
         found.push(format!("the answer is not complete: {}: {}", missing.what, missing.why));
     }
@@ -59,15 +64,20 @@ pub fn differences(
 
 /// Does the text name one of these processes? Half-way through an exit may be anybody on this host.
 fn names(text: &str, family: &BTreeSet<u32>) -> bool {
-    text.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).any(|pid| family.contains(&pid))
+    text.split(|c: char| !c.is_ascii_digit())
+        .filter_map(|word| word.parse().ok())
+        .any(|pid| family.contains(&pid))
 }
 
 /// Takes out files that nobody is said to hold and of which it is only not known yet whether they are released.
 fn take_lingering(shown: &mut BTreeMap<u64, Shown<'_>>) -> Vec<String> {
-    let is_lingering =
-        |shown: &Shown<'_>| shown.pids.is_empty() && shown.file.state != "open" && shown.file.unexplained == 0;
+    let is_lingering = |shown: &Shown<'_>| {
+        shown.pids.is_empty() && shown.file.state != "open" && shown.file.unexplained == 0
+    };
     let lingering = shown.extract_if(.., |_, shown| is_lingering(shown));
-    lingering.map(|(number, shown)| format!("file #{number} is {}; it is released", shown.file.state)).collect()
+    lingering
+        .map(|(number, shown)| format!("file #{number} is {}; it is released", shown.file.state))
+        .collect()
 }
 
 fn compare_holders(expected: &Expected, answer: &Answer, family: &BTreeSet<u32>, found: &mut Vec<String>) {
@@ -82,7 +92,10 @@ fn compare_holders(expected: &Expected, answer: &Answer, family: &BTreeSet<u32>,
             counts.io_uring += device.io_uring;
             files.extend(&device.files);
             if device.dropping != 0 {
-                found.push(format!("process {} drops {} references; nobody does", holder.pid, device.dropping));
+                found.push(format!(
+                    "process {} drops {} references; nobody does",
+                    holder.pid, device.dropping
+                ));
             }
         }
     }
@@ -180,7 +193,8 @@ fn compare_remembered(
 ) {
     numbers.retain(|id, _| expected.files.contains_key(id));
     let mut left: BTreeMap<Id, &ExpectedFile> = expected.files.iter().map(|(id, file)| (*id, file)).collect();
-    let mut unclaimed: BTreeMap<u64, &Shown<'_>> = shown.iter().map(|(number, file)| (*number, file)).collect();
+    let mut unclaimed: BTreeMap<u64, &Shown<'_>> =
+        shown.iter().map(|(number, file)| (*number, file)).collect();
     for (id, number) in numbers.iter() {
         let (Some(should), is) = (left.remove(id), unclaimed.remove(number)) else { continue };
         match is {

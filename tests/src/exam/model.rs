@@ -215,9 +215,8 @@ impl Model {
     #[must_use]
     pub fn open_peer(&self, end: Id) -> Option<Id> {
         let peer = self.sockets.get(&end)?.peer;
-        let has_it = |table: &BTreeMap<c_int, Entry>| {
-            table.values().any(|entry| entry.object == Object::Socket(peer))
-        };
+        let has_it =
+            |table: &BTreeMap<c_int, Entry>| table.values().any(|entry| entry.object == Object::Socket(peer));
         self.tables.values().any(has_it).then_some(peer)
     }
 
@@ -347,7 +346,9 @@ impl Model {
     fn references(&self) -> impl Iterator<Item = Id> {
         let by_fd = self.tables.values().flat_map(BTreeMap::values).filter_map(Entry::file);
         let by_mapping = self.memories.values().flatten().map(|mapped| mapped.file);
-        by_fd.chain(by_mapping).chain(self.sockets.values().flat_map(|socket| socket.queue.iter().flatten().copied()))
+        by_fd
+            .chain(by_mapping)
+            .chain(self.sockets.values().flat_map(|socket| socket.queue.iter().flatten().copied()))
     }
 
     fn expect_of(&self, id: Id, process: &Process, expected: &mut Expected) {

@@ -68,7 +68,10 @@ impl Questioner {
         let begun = Instant::now();
         let (answer, mut differences) = self.ask_once(whom, expected, family);
         if differences.wrong.is_empty() && !differences.lingering.is_empty() {
-            while differences.wrong.is_empty() && !differences.lingering.is_empty() && begun.elapsed() < PATIENCE {
+            while differences.wrong.is_empty()
+                && !differences.lingering.is_empty()
+                && begun.elapsed() < PATIENCE
+            {
                 std::thread::sleep(Duration::from_millis(1));
                 (_, differences) = self.ask_once(whom, expected, family);
             }

@@ -76,7 +76,8 @@ impl Daemon {
         let stat = fs::read_to_string(&path).with_context(|| path.clone())?;
         let after = stat.rsplit_once(')').context("no stat")?.1;
         // utime and stime are the 14th and 15th fields of all, the 12th and 13th behind the name.
-        let ticks: u64 = after.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+        let ticks: u64 =
+            after.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
         // SAFETY: takes a number only.
         let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
         Ok(Duration::from_secs_f64(ticks as f64 / per_second.max(1) as f64))

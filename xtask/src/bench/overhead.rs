@@ -49,8 +49,12 @@ pub(super) fn measure(subject: &Subject) -> Result<()> {
         let [without, with] = figures;
         pairs.iter_mut().zip(without.into_iter().zip(with)).for_each(|(pairs, pair)| pairs.push(pair));
     }
-    println!("overhead: {} pairs of rounds without and with a daemon; ns per operation", subject.arguments.rounds);
-    let rows: Vec<Vec<String>> = works.iter().zip(&pairs).map(|((name, ..), pairs)| row(name, pairs)).collect();
+    println!(
+        "overhead: {} pairs of rounds without and with a daemon; ns per operation",
+        subject.arguments.rounds
+    );
+    let rows: Vec<Vec<String>> =
+        works.iter().zip(&pairs).map(|((name, ..), pairs)| row(name, pairs)).collect();
     println!("{}", table(&["", "without", "with", "more", "ratio", "min", "max"], &rows));
     if let Some((cpu, resident)) = idle {
         println!("the daemon with nothing to do: {:.3} % of a core, {resident} KiB resident", cpu * 100.0);

@@ -81,7 +81,8 @@ fn agree(subject: &Subject, daemon: &Daemon) -> Result<()> {
     let start = Instant::now();
     loop {
         let socket = daemon.socket().into_os_string();
-        let asked = [answer(subject, &["--socket".into(), socket])?, answer(subject, &["--standalone".into()])?];
+        let asked =
+            [answer(subject, &["--socket".into(), socket])?, answer(subject, &["--standalone".into()])?];
         if asked[0]["plan"] == asked[1]["plan"] {
             bail!("the daemon did not answer: its answer is of plan {}", asked[0]["plan"]);
         }
@@ -169,7 +170,9 @@ impl Stormer {
         let this = std::env::current_exe().context("this program has no path")?;
         let mut command = Command::new(this);
         command.arg("stormer").arg("--milliseconds").arg(milliseconds).arg("--device").arg(node);
-        Ok(Self { child: command.stdout(std::process::Stdio::piped()).spawn().context("cannot start a stormer")? })
+        Ok(Self {
+            child: command.stdout(std::process::Stdio::piped()).spawn().context("cannot start a stormer")?,
+        })
     }
 
     fn count(&mut self) -> Result<u64> {
