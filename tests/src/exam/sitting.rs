@@ -101,7 +101,7 @@ pub fn examine(settings: &Settings) -> Result<Outcome> {
         let started = Instant::now();
         for _ in 0..random.between(BURST.0, BURST.1) {
             let step = Step::random(&mut random);
-            done.push(step);
+            done.push(Some(step));
             outcome.operations += u64::from(cast.act(&step)?);
         }
         outcome.took.0 += started.elapsed();
@@ -114,6 +114,7 @@ pub fn examine(settings: &Settings) -> Result<Outcome> {
             outcome.status = questioner.status();
             return Ok(outcome);
         }
+        done.push(None);
         // Long ago does not matter: what lives is in the model.
         cast.log.clear();
     }
@@ -151,14 +152,15 @@ fn explain(
     questioner: &mut Questioner,
     mut cast: Cast,
     wrong: Wrong,
-    done: &[Step],
+    done: &[Option<Step>],
 ) -> Result<Failure> {
     let expected = format!("{:#?}", cast.model.expected());
     let sequence = std::mem::take(&mut cast.log);
     cast.end()?;
     let mut failure = Failure { wrong, expected, sequence, again: false };
     let deadline = Instant::now() + settings.shorten;
-    let mut attempt = |steps: &[Step]| replay(device, questioner, settings, failure.wrong.whom, steps);
+    let mut attempt =
+        |steps: &[Option<Step>]| replay(device, questioner, settings, failure.wrong.whom, steps);
     let Some((mut wrong, mut expected, mut log)) = attempt(done)? else { return Ok(failure) };
     let mut steps = done.to_vec();
     let mut part = steps.len().div_ceil(2);
@@ -186,22 +188,29 @@ fn may_go_on(deadline: Instant) -> bool {
     Instant::now() < deadline && !INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// Does this sequence show a difference, from the beginning and with one question at its end?
+/// Does this sequence show a difference, from the beginning? Where there is no step there is a question, and one at the end.
 fn replay(
     device: &Device,
     questioner: &mut Questioner,
     settings: &Settings,
     whom: Whom,
-    steps: &[Step],
+    steps: &[Option<Step>],
 ) -> Result<Option<(Wrong, String, Vec<String>)>> {
     let mut cast = Cast::start(device, settings.processes)?;
     questioner.forget();
-    for step in steps {
-        cast.act(step)?;
+    let mut found = None;
+    for step in steps.iter().copied().chain([None]) {
+        if let Some(step) = step {
+            cast.act(&step)?;
+            continue;
+        }
+        let expected = cast.model.expected();
+        if let Some(wrong) = questioner.ask(whom, &expected, &cast.family) {
+            found = Some((wrong, format!("{expected:#?}"), std::mem::take(&mut cast.log)));
+            break;
+        }
+        cast.log.push("(asked, and the answer was right)".to_owned());
     }
-    let expected = cast.model.expected();
-    let wrong = questioner.ask(whom, &expected, &cast.family);
-    let log = std::mem::take(&mut cast.log);
     cast.end()?;
-    Ok(wrong.map(|wrong| (wrong, format!("{expected:#?}"), log)))
+    Ok(found)
 }
