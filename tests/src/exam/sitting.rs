@@ -63,6 +63,9 @@ pub struct Failure {
     pub again: bool,
 }
 
+/// How often the whole sequence is replayed in the hope of seeing the difference again.
+const ATTEMPTS: u32 = 10;
+
 /// Steps between two questions.
 const BURST: (u64, u64) = (20, 100);
 
@@ -161,7 +164,15 @@ fn explain(
     let deadline = Instant::now() + settings.shorten;
     let mut attempt =
         |steps: &[Option<Step>]| replay(device, questioner, settings, failure.wrong.whom, steps);
-    let Some((mut wrong, mut expected, mut log)) = attempt(done)? else { return Ok(failure) };
+    // What depends on the moment shows now and then only.
+    let mut first = None;
+    for _ in 0..ATTEMPTS {
+        first = attempt(done)?;
+        if first.is_some() || !may_go_on(deadline) {
+            break;
+        }
+    }
+    let Some((mut wrong, mut expected, mut log)) = first else { return Ok(failure) };
     let mut steps = done.to_vec();
     let mut part = steps.len().div_ceil(2);
     // Halves first, then ever smaller parts, until no single step can be left out.

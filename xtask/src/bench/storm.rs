@@ -157,7 +157,11 @@ fn answers(daemon: &Daemon, handles: usize) -> Result<()> {
 
 fn lift_limit() -> Result<()> {
     let wanted = HANDLES as u64 + 1_000;
-    let limit = libc::rlimit { rlim_cur: wanted, rlim_max: wanted.max(1 << 19) };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the struct is valid for writing.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    limit.rlim_cur = limit.rlim_cur.max(wanted);
+    limit.rlim_max = limit.rlim_max.max(wanted);
     // SAFETY: the struct is valid for reading.
     match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
         0 => Ok(()),
