@@ -42,6 +42,9 @@ pub(crate) struct Arguments {
     /// snapshot, overhead: measurements of each, alternating.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// Measure this gpu-tracer instead of building one.
+    #[arg(long)]
+    binary: Option<PathBuf>,
     /// storm: seconds.
     #[arg(long, default_value_t = 10)]
     seconds: u32,
@@ -72,8 +75,14 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     }
     let toolchain = setup::for_build()?;
     setup::for_tests()?;
-    build_ebpf::build(workspace, &toolchain, false)?;
-    let subject = Subject { gpu_tracer: host_build::release(workspace)?.gpu_tracer, arguments };
+    let gpu_tracer = match &arguments.binary {
+        Some(binary) => binary.clone(),
+        None => {
+            build_ebpf::build(workspace, &toolchain, false)?;
+            host_build::release(workspace)?.gpu_tracer
+        }
+    };
+    let subject = Subject { gpu_tracer, arguments };
     interrupt::catch();
     interrupt::adopt_orphans()?;
     let outcome = Name::value_variants()
