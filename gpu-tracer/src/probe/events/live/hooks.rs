@@ -1,6 +1,10 @@
 //! What each hook tells.
 
-use std::{collections::HashMap, path::Path, time::Instant};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+    time::Instant,
+};
 
 use super::{
     FULL, PATIENCE, Shell, attach, devices, exits, is_exit_of, is_root, iterators,
@@ -188,8 +192,15 @@ fn every_fd_table_of_a_killed_process_is_written_down_whoever_of_its_threads_has
         let mut holder = Playing::start(Part::Tables, Path::new(""));
         let pid = holder.pid();
         holder.kill();
-        let freed = |kind: &EventKind| matches!(kind, EventKind::Freed { task } if task.tid == pid);
-        let events = until(&mut source, freed);
+        let mut ended = HashSet::new();
+        let events = until(&mut source, |kind| {
+            if let EventKind::Exiting { task, .. } = kind
+                && task.process.tgid == pid
+            {
+                ended.insert(task.tid);
+            }
+            ended.len() >= 3
+        });
         let exits = exits(&events, pid);
         assert!(exits.len() >= 3, "the leader and two threads: {exits:?}");
         let mut tables: HashMap<TableKey, usize> = HashMap::new();
