@@ -142,7 +142,7 @@ fn question(
             return Some(wrong);
         }
     }
-    if settings.daemon && burst % settings.alone_every != 0 {
+    if settings.daemon && !burst.is_multiple_of(settings.alone_every) {
         return None;
     }
     outcome.questions.0 += 1;
