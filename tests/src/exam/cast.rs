@@ -128,7 +128,7 @@ impl Cast {
             }
             Kind::Dup2 => {
                 let Some((from, entry)) = pick(&all, which) else { return Ok(false) };
-                let to = if how % 4 == 0 && self.has_room(task) {
+                let to = if how.is_multiple_of(4) && self.has_room(task) {
                     (HIGH + how / 4 % 50) as c_int
                 } else {
                     pick(&all, how / 4).map_or(from, |(to, _)| to)

@@ -359,17 +359,20 @@ impl Model {
             files.insert(file);
         };
         let tables: BTreeSet<Id> = self.tasks_of(id).iter().map(|task| self.tasks[task].table).collect();
+        // A message counts once per table that has its receiving end, however many descriptors that has in the table.
         let mut ends = BTreeSet::new();
-        for entry in tables.iter().flat_map(|table| self.tables[table].values()) {
+        for (table, entry) in
+            tables.iter().flat_map(|table| self.tables[table].values().map(move |entry| (table, entry)))
+        {
             match entry.object {
                 Object::File(file) => count(file, |counts| &mut counts.fds),
-                Object::Socket(end) => drop(ends.insert(end)),
+                Object::Socket(end) => drop(ends.insert((table, end))),
             }
         }
         for mapped in &self.memories[&process.memory] {
             count(mapped.file, |counts| &mut counts.maps);
         }
-        for file in ends.iter().flat_map(|end| self.sockets[end].queue.iter().flatten()) {
+        for file in ends.iter().flat_map(|(_, end)| self.sockets[end].queue.iter().flatten()) {
             count(*file, |counts| &mut counts.in_flight);
         }
         for (device, (counts, files)) in devices {

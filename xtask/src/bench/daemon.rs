@@ -56,8 +56,12 @@ impl Daemon {
         write!(stream, "GET {target} HTTP/1.0\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
-        let (_, body) = text.split_once("\r\n\r\n").context("no HTTP answer")?;
-        Ok(serde_json::from_str(body)?)
+        let (_, body) = text.split_once("\r\n\r\n").with_context(|| format!("no HTTP answer: {text:?}"))?;
+        let answer: Value = serde_json::from_str(body)?;
+        match answer["error"].as_str() {
+            Some(error) => bail!("the daemon refuses {target}: {error}"),
+            None => Ok(answer),
+        }
     }
 
     /// How it says it is doing.

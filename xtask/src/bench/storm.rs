@@ -138,8 +138,9 @@ fn answers(daemon: &Daemon, handles: usize) -> Result<()> {
         let start = Instant::now();
         let answer = daemon.get("/v1/holders")?;
         timings.push(start.elapsed());
-        if answer["files"].as_array().map_or(0, Vec::len) < handles {
-            bail!("the daemon lists fewer than the {handles} files that are held");
+        let listed = answer["files"].as_array().map_or(0, Vec::len);
+        if listed < handles {
+            bail!("the daemon lists {listed} files, fewer than the {handles} that are held");
         }
     }
     timings.sort();
