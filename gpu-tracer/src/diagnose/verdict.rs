@@ -117,23 +117,25 @@ pub(super) struct Judge<'a> {
     pub(super) findings: Vec<Finding>,
 }
 
+/// Ids of the open files that these hold.
+fn held_by<'a>(holders: impl Iterator<Item = &'a Holder>) -> HashSet<u64> {
+    holders.flat_map(|holder| &holder.devices).flat_map(|held| held.files.iter().copied()).collect()
+}
+
 impl<'a> Judge<'a> {
     fn new(input: &'a Input, gpu: Option<u32>, sharers: &Sharers) -> Self {
         let holders: Vec<&Holder> =
             input.report.holders.iter().filter(|holder| concerns(input, gpu, holder)).collect();
-        let held: HashSet<u64> = input
-            .report
-            .holders
-            .iter()
-            .flat_map(|holder| &holder.devices)
-            .flat_map(|held| held.files.iter().copied())
-            .collect();
+        let everybody: HashSet<u64> = held_by(input.report.holders.iter());
+        // A GPU's own file that only somebody without that GPU is said to hold has no holder to name here.
+        let here: HashSet<u64> = held_by(holders.iter().copied());
         let orphans = input
             .report
             .files
             .iter()
-            .filter(|file| {
-                !held.contains(&file.id) && (file.gpu == gpu || file.gpu.is_none() && may_keep(input, gpu))
+            .filter(|file| match file.gpu {
+                Some(_) => file.gpu == gpu && !here.contains(&file.id),
+                None => !everybody.contains(&file.id) && (gpu.is_none() || may_keep(input, gpu)),
             })
             .collect();
         let mut findings: Vec<Finding> =
