@@ -237,6 +237,10 @@ pub const RING_BYTES: u32 = 1 << 20;
 /// Processes that can be in `TRACKED`.
 pub const MAX_TRACKED: u32 = 16_384;
 
+/// Counters in `TRACKED_SLOTS`: how many tracked processes have a tgid of that remainder. Nearly every other process is
+/// told from them by one load, where a lookup in a hash table costs several misses of the caches.
+pub const TRACKED_SLOTS: usize = 1024;
+
 /// Value of `TRACKED`, whose key is the tgid: a process whose doings are of interest.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -149,6 +149,9 @@ pub const MAX_WANTED: usize = 64;
 /// Elements of the `WANTED` map.
 pub const WANTED_KEYS: u32 = MAX_MINORS * MAX_WANTED as u32;
 
+/// Elements of the only value of `WANTED_MAJORS`, one for each major number: not 0 where any of its minors is wanted.
+pub const MAJORS: usize = 4096;
+
 /// What a pass over the tasks is for.
 pub mod mode {
     /// Report tasks, device files, and the device files of io_urings.

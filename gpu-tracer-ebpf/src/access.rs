@@ -65,3 +65,15 @@ pub(crate) unsafe fn increment(counter: *mut u64) {
         core::arch::asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1_u64, options(nostack))
     };
 }
+
+/// Adds `more`, atomically.
+///
+/// # Safety
+/// As [`increment`].
+#[inline(always)]
+pub(crate) unsafe fn add(counter: *mut u32, more: i64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        core::arch::asm!("lock *(u32 *)({0} + 0) += {1}", in(reg) counter, in(reg) more, options(nostack))
+    };
+}

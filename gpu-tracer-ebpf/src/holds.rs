@@ -6,7 +6,9 @@ use aya_ebpf::{
 };
 use gpu_tracer_common::{
     layout::ABSENT,
-    snapshot::{Control, EVERY_MINOR, FILE_DEVICE, FILE_RING, FILE_SOCKET, Header, HoldRecord, WANTED_KEYS},
+    snapshot::{
+        Control, EVERY_MINOR, FILE_DEVICE, FILE_RING, FILE_SOCKET, Header, HoldRecord, MAJORS, WANTED_KEYS,
+    },
 };
 
 use crate::access::{offset, read};
@@ -23,6 +25,10 @@ static CONTROL: Array<Control> = Array::with_max_entries(1, 0);
 /// not in `.rodata` because a module reload changes them. Allocated beforehand, as tracepoint programs must have it.
 #[map]
 static WANTED: HashMap<u32, u8> = HashMap::with_max_entries(WANTED_KEYS, 0);
+
+/// Which majors have anything in [`WANTED`]: most character devices are of others.
+#[map]
+static WANTED_MAJORS: Array<[u8; MAJORS]> = Array::with_max_entries(1, 0);
 
 /// Files (sockets) whose holders are wanted because device files sit in them.
 #[map]
@@ -129,6 +135,11 @@ pub(crate) fn character_device(file: u64) -> Option<u32> {
 
 #[inline(always)]
 pub(crate) fn is_wanted(rdev: u32) -> bool {
+    let Some(majors) = WANTED_MAJORS.get(0) else { return false };
+    // A mask is what the verifier understands as a bound.
+    if majors[(u64::from(rdev >> 20) & (MAJORS as u64 - 1)) as usize] == 0 {
+        return false;
+    }
     let every = rdev | EVERY_MINOR;
     // SAFETY: map lookups by values on our stack.
     unsafe { WANTED.get(&rdev).is_some() || WANTED.get(&every).is_some() }

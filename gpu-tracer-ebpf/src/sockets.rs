@@ -5,7 +5,7 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::helpers::generated::bpf_loop;
+use aya_ebpf::{helpers::generated::bpf_loop, macros::map, maps::PerCpuArray};
 use gpu_tracer_common::snapshot::{FILE_SOCKET, HOLD_IN_FLIGHT, HOLD_UNACCEPTED};
 
 use crate::{
@@ -27,16 +27,25 @@ const MAX_QUEUE: u32 = 65_536;
 /// `SCM_MAX_FD`.
 const MAX_FILES: u32 = 253;
 
-struct QueueWalk {
+/// The state of a walk; in a map and not on the stack, so that the verifier takes every round of its loops for the same.
+#[repr(C)]
+struct Queue {
+    /// The message at hand.
     buffer: u64,
+    /// The queue itself: where its list ends.
     head: u64,
     by: u64,
     inode: u64,
+    /// Descriptors of the message at hand.
+    files: u64,
+    count: u32,
     listening: u32,
     full: u32,
     done: u32,
-    _padding: u32,
 }
+
+#[map]
+static QUEUE: PerCpuArray<Queue> = PerCpuArray::with_max_entries(1, 0);
 
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/unix")]
@@ -64,22 +73,24 @@ fn try_iter_sockets(socket: u64) -> Result<(), Full> {
     let inode = read::<u64>(file, offset!(file_inode))
         .and_then(|inode| read::<u64>(inode, offset!(inode_ino)))
         .unwrap_or(0);
-    let mut walk = QueueWalk {
-        buffer: read::<u64>(socket, offset!(sock_receive_queue_next)).unwrap_or(0),
-        head: socket + u64::from(offset!(sock_receive_queue)),
-        by: if file == 0 { socket } else { file },
-        inode,
-        listening: u32::from(listening),
-        full: 0,
-        done: 0,
-        _padding: 0,
+    let Some(queue) = QUEUE.get_ptr_mut(0) else { return Ok(()) };
+    // SAFETY: the only element of a per-CPU array; this program does not nest. The callback has the signature `bpf_loop`
+    // wants.
+    let (full, done) = unsafe {
+        (*queue).buffer = read::<u64>(socket, offset!(sock_receive_queue_next)).unwrap_or(0);
+        (*queue).head = socket + u64::from(offset!(sock_receive_queue));
+        (*queue).by = if file == 0 { socket } else { file };
+        (*queue).inode = inode;
+        (*queue).listening = u32::from(listening);
+        (*queue).full = 0;
+        (*queue).done = 0;
+        bpf_loop(MAX_QUEUE, walk_message as *mut c_void, core::ptr::null_mut(), 0);
+        ((*queue).full, (*queue).done)
     };
-    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
-    unsafe { bpf_loop(MAX_QUEUE, walk_message as *mut c_void, (&raw mut walk).cast(), 0) };
-    if walk.full != 0 {
+    if full != 0 {
         return Err(Full);
     }
-    if walk.done == 0
+    if done == 0
         && let Some(control) = control()
     {
         control.truncated += 1;
@@ -88,82 +99,74 @@ fn try_iter_sockets(socket: u64) -> Result<(), Full> {
 }
 
 #[inline(never)]
-unsafe extern "C" fn walk_message(_: u32, walk: *mut c_void) -> i64 {
-    // SAFETY: `try_iter_sockets` passes a `QueueWalk` on its stack.
-    let walk = unsafe { &mut *walk.cast::<QueueWalk>() };
-    let buffer = walk.buffer;
-    if buffer == 0 || buffer == walk.head {
-        walk.done = 1;
-        return 1;
+unsafe extern "C" fn walk_message(_: u32, _: *mut c_void) -> i64 {
+    let Some(queue) = QUEUE.get_ptr_mut(0) else { return 1 };
+    // SAFETY: the only element of a per-CPU array.
+    unsafe {
+        let buffer = (*queue).buffer;
+        if buffer == 0 || buffer == (*queue).head {
+            (*queue).done = 1;
+            return 1;
+        }
+        if (*queue).listening != 0 {
+            if look_at_connection(buffer, (*queue).by, (*queue).inode).is_err() {
+                (*queue).full = 1;
+            }
+        } else {
+            look_at_message(queue, buffer);
+        }
+        if (*queue).full != 0 {
+            return 1;
+        }
+        (*queue).buffer = read::<u64>(buffer, offset!(skb_next)).unwrap_or(0);
     }
-    let looked =
-        if walk.listening != 0 { look_at_connection(buffer, walk) } else { look_at_message(buffer, walk) };
-    if looked.is_err() {
-        walk.full = 1;
-        return 1;
-    }
-    walk.buffer = read::<u64>(buffer, offset!(skb_next)).unwrap_or(0);
     0
 }
 
 /// An element of an accept queue: the half of the connection that nobody has accepted.
 #[inline(always)]
-fn look_at_connection(buffer: u64, walk: &QueueWalk) -> Result<(), Full> {
+fn look_at_connection(buffer: u64, by: u64, at: u64) -> Result<(), Full> {
     let waiting = read::<u64>(buffer, offset!(skb_sk)).unwrap_or(0);
     if read::<u32>(waiting, offset!(unix_nr_fds)).unwrap_or(0) == 0 {
         return Ok(());
     }
-    let found = Found { kind: HOLD_UNACCEPTED, tid: 0, by: walk.by, at: walk.inode, end: 0 };
-    emit(&found, FILE_SOCKET, waiting, 0)
-}
-
-struct MessageWalk {
-    buffer: u64,
-    files: u64,
-    count: u32,
-    full: u32,
-    by: u64,
-    inode: u64,
+    emit(&Found { kind: HOLD_UNACCEPTED, tid: 0, by, at, end: 0 }, FILE_SOCKET, waiting, 0)
 }
 
 /// A message that may carry descriptors.
+///
+/// # Safety
+/// `queue` must be the element of [`QUEUE`].
 #[inline(always)]
-fn look_at_message(buffer: u64, walk: &QueueWalk) -> Result<(), Full> {
+unsafe fn look_at_message(queue: *mut Queue, buffer: u64) {
     let list = read::<u64>(buffer, offset!(skb_unix_fp)).unwrap_or(0);
     let count = read::<u16>(list, offset!(fp_count)).unwrap_or(0);
     if count == 0 {
-        return Ok(());
+        return;
     }
-    let mut message = MessageWalk {
-        buffer,
-        files: list + u64::from(offset!(fp_files)),
-        count: u32::from(count),
-        full: 0,
-        by: walk.by,
-        inode: walk.inode,
-    };
-    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
-    unsafe { bpf_loop(MAX_FILES, walk_files as *mut c_void, (&raw mut message).cast(), 0) };
-    if message.full == 0 { Ok(()) } else { Err(Full) }
+    // SAFETY: the caller's promise; the callback has the signature `bpf_loop` wants.
+    unsafe {
+        (*queue).files = list + u64::from(offset!(fp_files));
+        (*queue).count = u32::from(count);
+        bpf_loop(MAX_FILES, walk_files as *mut c_void, core::ptr::null_mut(), 0);
+    }
 }
 
 #[inline(never)]
-unsafe extern "C" fn walk_files(index: u32, message: *mut c_void) -> i64 {
-    // SAFETY: `look_at_message` passes a `MessageWalk` on its stack.
-    let message = unsafe { &mut *message.cast::<MessageWalk>() };
-    if index >= message.count {
-        return 1;
-    }
-    let file = read::<u64>(message.files + u64::from(index) * 8, 0).unwrap_or(0);
-    let found = Found {
-        kind: HOLD_IN_FLIGHT,
-        tid: 0,
-        by: message.by,
-        at: message.inode,
-        end: message.buffer + u64::from(index),
+unsafe extern "C" fn walk_files(index: u32, _: *mut c_void) -> i64 {
+    let Some(queue) = QUEUE.get_ptr_mut(0) else { return 1 };
+    // SAFETY: the only element of a per-CPU array.
+    let (file, found) = unsafe {
+        if index >= (*queue).count {
+            return 1;
+        }
+        let file = read::<u64>((*queue).files + u64::from(index) * 8, 0).unwrap_or(0);
+        let end = (*queue).buffer + u64::from(index);
+        (file, Found { kind: HOLD_IN_FLIGHT, tid: 0, by: (*queue).by, at: (*queue).inode, end })
     };
     if file != 0 && look_at_in_flight(file, &found).is_err() {
-        message.full = 1;
+        // SAFETY: as above.
+        unsafe { (*queue).full = 1 };
         return 1;
     }
     0

@@ -31,6 +31,20 @@
 #define MEMORY "/proc/driver/standin-nvidia/memory"
 #define EVENTS "/sys/kernel/tracing/kprobe_events"
 
+/* README.md and programs in other languages have the numbers. */
+_Static_assert(STANDIN_REGISTER_FD == 0xc00446c9, "STANDIN_REGISTER_FD");
+_Static_assert(STANDIN_ATTACH_GPUS == 0x400446d4, "STANDIN_ATTACH_GPUS");
+_Static_assert(STANDIN_ALLOCATE == 0x400846e0, "STANDIN_ALLOCATE");
+_Static_assert(STANDIN_FREE == 0x400846e1, "STANDIN_FREE");
+_Static_assert(STANDIN_EXPORT == 0x400446e2, "STANDIN_EXPORT");
+_Static_assert(STANDIN_IMPORT == 0x400446e3, "STANDIN_IMPORT");
+_Static_assert(STANDIN_HANG == 0x400446e4, "STANDIN_HANG");
+_Static_assert(STANDIN_UVM_INITIALIZE == 0x5501, "STANDIN_UVM_INITIALIZE");
+_Static_assert(STANDIN_UVM_ALLOCATE == 0x40085502, "STANDIN_UVM_ALLOCATE");
+_Static_assert(STANDIN_UVM_MAP_EXTERNAL == 0x40045503, "STANDIN_UVM_MAP_EXTERNAL");
+_Static_assert(STANDIN_UVM_MM_INITIALIZE == 0x40045504, "STANDIN_UVM_MM_INITIALIZE");
+_Static_assert(STANDIN_UVM_REGISTER_GPU == 0x40085505, "STANDIN_UVM_REGISTER_GPU");
+
 static int failures;
 
 static void fact(bool holds, const char *format, ...)

@@ -5,6 +5,7 @@ mod bpf_toolchain;
 mod build_ebpf;
 mod child;
 mod debian;
+mod exam;
 mod fingerprint;
 mod gpu;
 mod host_build;
@@ -46,6 +47,8 @@ enum Task {
     Lint,
     /// Measure, in the same run, gpu-tracer and what it is compared with.
     Bench(bench::Arguments),
+    /// Have real processes do random things, and compare what gpu-tracer answers with what they did.
+    Exam(exam::Arguments),
     /// Prepare a folder to run on another machine, one with an NVIDIA GPU, and say what to run there.
     ///
     /// The programs in it are linked dynamically, because a statically linked glibc program crashes when it calls into
@@ -55,6 +58,9 @@ enum Task {
     /// The processes that `bench` measures among.
     #[command(hide = true)]
     Crowd(bench::CrowdArguments),
+    /// One of the processes by which `bench storm` opens the device.
+    #[command(hide = true)]
+    Stormer(bench::StormerArguments),
     /// Run the tests on the kernels of real distributions, in guests that QEMU emulates.
     Vm(vm::Arguments),
 }
@@ -70,6 +76,8 @@ fn main() -> ExitCode {
         Task::Bench(arguments) => bench::task(&workspace, &arguments),
         Task::Gpu(arguments) => gpu::task(&workspace, &arguments),
         Task::Vm(arguments) => vm::task(&workspace, &arguments),
+        Task::Exam(arguments) => exam::task(&workspace, &arguments),
+        Task::Stormer(arguments) => bench::stormer_task(&arguments),
         Task::Crowd(arguments) => bench::crowd_task(&arguments),
     };
     match outcome {

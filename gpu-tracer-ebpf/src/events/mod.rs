@@ -9,7 +9,7 @@
 //! | `modules.rs` | drivers loaded and unloaded |
 //! | `tracked.rs` | the set of processes whose doings are of interest |
 //!
-//! Nothing here ever blocks or denies anything. For a process that is not in the set a hook costs one lookup.
+//! Nothing here ever blocks or denies anything. For a process that is not in the set a hook costs one load.
 
 mod exit;
 mod lifecycle;

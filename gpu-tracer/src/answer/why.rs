@@ -7,15 +7,16 @@ mod kernel_log;
 mod resolve;
 mod second_look;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::look::{Looked, Looker};
+use super::ask::{self, AskError};
+use super::look::Looker;
 use super::{NVML_DEADLINE, Question, assemble, selected};
-use crate::diagnose::input::{Claim, HalfGone};
+use crate::diagnose::input::{Claim, HalfGone, Wait};
 use crate::diagnose::{self, Input};
 use crate::gpu::selector::{self, Selection};
 use crate::gpu::{NvmlAnswer, NvmlStatus, nvml};
@@ -48,9 +49,20 @@ pub(crate) struct Ask {
 
 /// A question that can be asked again and again: what looking needs is set up once.
 pub(crate) struct Inquiry {
+    question: Question,
     devices: Devices,
     selection: Selection,
-    looker: Looker,
+    /// Made when it is first needed: a daemon may make it superfluous.
+    looker: Option<Looker>,
+}
+
+/// What was seen of the whole host.
+struct Seen {
+    report: Report,
+    half_gone: Vec<HalfGone>,
+    waits: HashMap<u32, Wait>,
+    nvml: NvmlAnswer,
+    helper: Option<u32>,
 }
 
 impl Inquiry {
@@ -58,55 +70,67 @@ impl Inquiry {
     pub(crate) fn new(question: &Question) -> anyhow::Result<Self> {
         let devices = kernel::discover(Path::new("/"), &question.devices)?;
         let selection = selector::resolve(&question.selectors, &devices.gpus, &devices.table)?;
-        Ok(Self { devices, selection, looker: Looker::new() })
+        Ok(Self { question: question.clone(), devices, selection, looker: None })
     }
 
     /// Asks.
     pub(crate) fn input(&mut self, ask: &Ask) -> anyhow::Result<Input> {
-        let asking = ask.nvml.then(nvml::start);
-        let helper = asking.as_ref().and_then(nvml::Asking::pid);
-        let looked = self.looker.look(&self.devices.table, helper);
-        let looked = match looked {
-            Ok(looked) => looked,
-            Err(error) => {
-                // Not left behind to end by itself.
-                drop(asking);
-                return Err(error).context("cannot look at this host");
+        // A reset needs others to let go than those asked about: the whole host is looked at.
+        let whole = Question { selectors: Vec::new(), ..self.question.clone() };
+        let mut seen = match ask::holders(&whole) {
+            Ok(report) => Self::by_daemon(report, ask),
+            Err(AskError::Refused(problem)) => return Err(anyhow::anyhow!(problem)),
+            Err(why) => {
+                tracing::debug!(?why, "the daemon is not asked");
+                self.by_ourselves(ask)?
             }
         };
-        let half_gone: Vec<HalfGone> = looked.half_gone.iter().map(half_gone).collect();
-        let waits = second_look::waits(&looked.view, &half_gone);
-        let answer = match asking {
-            Some(asking) => asking.finish(NVML_DEADLINE),
-            None => NvmlAnswer::without_figures(NvmlStatus::Failed("it was not asked".to_owned())),
-        };
-        let report = self.report(&looked, &answer);
+        if !self.selection.all && self.selection.gpus.is_empty() {
+            selected::narrow(&mut seen.report, &self.selection);
+        }
         Ok(Input {
             gpus: (!self.selection.all).then(|| self.selection.gpus.clone()),
-            lists_complete: answer
-                .gpus
-                .iter()
-                .filter(|gpu| gpu.processes_complete)
-                .map(|gpu| gpu.identity.index)
-                .collect::<BTreeSet<u32>>(),
-            claims: claims(&answer, helper),
-            nvml: answer.status,
-            report,
-            half_gone,
-            waits,
+            claims: claims(&seen.nvml, seen.helper),
+            nvml: seen.nvml.status,
+            report: seen.report,
+            half_gone: seen.half_gone,
+            waits: seen.waits,
             baselines: BTreeMap::new(),
             asked: ask.pids.iter().map(|pid| (*pid, resolve::resolve(*pid))).collect(),
             hints: if ask.hints { kernel_log::xids() } else { Vec::new() },
         })
     }
 
-    /// Of the whole host; where only shared devices were asked about, of those.
-    fn report(&self, looked: &Looked, answer: &NvmlAnswer) -> Report {
-        let mut report = assemble::report(&self.devices, looked, answer, &Clock::now());
-        if !self.selection.all && self.selection.gpus.is_empty() {
-            selected::narrow(&mut report, &self.selection);
-        }
-        report
+    /// The daemon has looked already: the helper, which opens devices itself, is started after that.
+    fn by_daemon(mut report: Report, ask: &Ask) -> Seen {
+        let asking = ask.nvml.then(nvml::start);
+        let waits = second_look::waits(&report, &[]);
+        let helper = asking.as_ref().and_then(nvml::Asking::pid);
+        let nvml = finish(asking);
+        assemble::add_memory(&mut report, &nvml);
+        Seen { report, half_gone: Vec::new(), waits, nvml, helper }
+    }
+
+    fn by_ourselves(&mut self, ask: &Ask) -> anyhow::Result<Seen> {
+        // NVML answers from a process of its own while this one looks at the kernel.
+        let asking = ask.nvml.then(nvml::start);
+        let helper = asking.as_ref().and_then(nvml::Asking::pid);
+        let looker = self.looker.get_or_insert_with(Looker::new);
+        let looked = looker.look(&self.devices.table, helper).context("cannot look at this host")?;
+        let half_gone: Vec<HalfGone> = looked.half_gone.iter().map(half_gone).collect();
+        let nothing_yet = NvmlAnswer::without_figures(NvmlStatus::Absent(String::new()));
+        let mut report = assemble::report(&self.devices, &looked, &nothing_yet, &Clock::now());
+        let waits = second_look::waits(&report, &half_gone);
+        let nvml = finish(asking);
+        assemble::add_memory(&mut report, &nvml);
+        Ok(Seen { report, half_gone, waits, nvml, helper })
+    }
+}
+
+fn finish(asking: Option<nvml::Asking>) -> NvmlAnswer {
+    match asking {
+        Some(asking) => asking.finish(NVML_DEADLINE),
+        None => NvmlAnswer::without_figures(NvmlStatus::Failed("it was not asked".to_owned())),
     }
 }
 

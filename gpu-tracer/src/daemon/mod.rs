@@ -106,7 +106,18 @@ fn attach(
     if let Some(bytes) = settings.ring_bytes {
         options.ring_bytes = bytes;
     }
-    match EventSource::attach(btf, &devices.table, &options) {
+    let attached = match EventSource::attach(btf, &devices.table, &options) {
+        // Hooks that end with this process are better than none.
+        Err(error @ ProbeError::Pin { .. }) => {
+            log::warning(&format!(
+                "hooks will not outlive this process, which leaves a gap when it is killed: {error}"
+            ));
+            options.pin_dir = None;
+            EventSource::attach(btf, &devices.table, &options)
+        }
+        attached => attached,
+    };
+    match attached {
         Ok(source) => {
             settings.plan = Plan::Lean;
             for hook in source.hooks().iter().filter(|hook| hook.works != kernel::Answer::Yes) {

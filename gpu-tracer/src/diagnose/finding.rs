@@ -1,6 +1,6 @@
 //! What is to be said of one holder of one GPU.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use super::going::{Going, going, waits};
 use super::input::{HalfGone, Input};
@@ -18,8 +18,24 @@ pub(super) fn inferred(text: impl Into<String>) -> Fact {
     Fact { text: text.into(), inferred: true }
 }
 
+/// By how many processes each open file is held, by its id.
+pub(super) type Sharers = HashMap<u64, usize>;
+
+/// Who shares what.
+pub(super) fn sharers(holders: &[Holder]) -> Sharers {
+    let mut by: HashMap<u64, BTreeSet<u32>> = HashMap::new();
+    for holder in holders {
+        for held in holder.devices.iter().filter(|held| held.fds > 0 || held.maps > 0) {
+            for file in &held.files {
+                by.entry(*file).or_default().insert(holder.pid);
+            }
+        }
+    }
+    by.into_iter().map(|(file, pids)| (file, pids.len())).collect()
+}
+
 /// A holder as it concerns `gpu`.
-pub(super) fn finding(input: &Input, gpu: Option<u32>, holder: &Holder) -> Finding {
+pub(super) fn finding(input: &Input, gpu: Option<u32>, holder: &Holder, sharers: &Sharers) -> Finding {
     let going = going(holder, input.waits.get(&holder.tid));
     let concerned = holder.devices.iter().filter(|held| held.gpu.is_none() || held.gpu == gpu);
     let sum = |pick: fn(&crate::model::report::HeldDevice) -> u64| {
@@ -73,6 +89,7 @@ pub(super) fn finding(input: &Input, gpu: Option<u32>, holder: &Holder) -> Findi
         evidence: Vec::new(),
     };
     finding.evidence = evidence(input, holder, &finding, &openers);
+    finding.evidence.extend(shared(holder, sharers).filter(|_| openers.is_empty()));
     finding
 }
 
@@ -128,6 +145,17 @@ fn evidence(input: &Input, holder: &Holder, finding: &Finding, openers: &[&Opene
         )));
     }
     facts
+}
+
+/// It holds what others hold as well.
+fn shared(holder: &Holder, sharers: &Sharers) -> Option<Fact> {
+    let files = holder.devices.iter().flat_map(|held| &held.files);
+    let most = files.filter_map(|file| sharers.get(file)).max().copied().unwrap_or(0);
+    (most > 1).then(|| {
+        fact(format!(
+            "{most} processes share an open file of its: one of them at most opened it, the others inherited it or were given it."
+        ))
+    })
 }
 
 /// It is called something that says nothing of the program it runs.

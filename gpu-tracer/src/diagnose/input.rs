@@ -15,8 +15,6 @@ pub struct Input {
     pub gpus: Option<BTreeSet<u32>>,
     /// How far NVML answered.
     pub nvml: NvmlStatus,
-    /// GPUs for which NVML gave every process list: for others a PID that is absent proves nothing.
-    pub lists_complete: BTreeSet<u32>,
     /// What NVML says of PIDs.
     pub claims: Vec<Claim>,
     /// Tasks half-way through exit: what they still hold is in no table.
@@ -39,7 +37,6 @@ impl Input {
             report,
             gpus: None,
             nvml: NvmlStatus::Absent("it was not asked".to_owned()),
-            lists_complete: BTreeSet::new(),
             claims: Vec::new(),
             half_gone: Vec::new(),
             waits: HashMap::new(),

@@ -147,14 +147,14 @@ pub fn place(wchan: Option<&str>, stack: &[String]) -> Place {
     };
     if frames.iter().take(3).any(semaphore) {
         // The kernel has few such semaphores; in a call that writes a file it is the one that freezing holds.
-        let writes = |frame: &&&str| {
+        let writes = |frame: &&str| {
             let name = function(frame);
             name.contains("write")
                 || name.contains("open")
                 || name.contains("create")
                 || name.contains("fault")
         };
-        if stack.is_empty() || frames.iter().any(|frame| writes(&frame)) {
+        if stack.is_empty() || frames.iter().any(writes) {
             return Place::FrozenFileSystem;
         }
     }

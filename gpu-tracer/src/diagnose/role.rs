@@ -130,7 +130,8 @@ mod tests {
 
     #[test]
     fn what_was_measured_on_an_h200_gets_the_right_role() {
-        let cases: &[(&str, &[(&str, u64, u64)], &str)] = &[
+        type Case<'a> = (&'a str, &'a [(&'a str, u64, u64)], &'a str);
+        let cases: &[Case<'_>] = &[
             (
                 "python3.12",
                 &[("nvidia0", 4, 2), ("nvidia1", 20, 3), ("nvidiactl", 1, 28), ("nvidia-uvm", 2, 1)],

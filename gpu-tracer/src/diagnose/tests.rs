@@ -57,8 +57,7 @@ pub(crate) fn with_memory(mut report: Report, used: &[u64]) -> Input {
         gpu.memory_used_mib = Some(*used);
         gpu.memory_total_mib = Some(143_771);
     }
-    let lists_complete = report.gpus.iter().map(|gpu| gpu.index).collect();
-    Input { nvml: NvmlStatus::Complete, lists_complete, ..Input::of(report) }
+    Input { nvml: NvmlStatus::Complete, ..Input::of(report) }
 }
 
 pub(crate) fn claim(gpu: u32, pid: u32, mib: u64, resolved: Resolved) -> Claim {

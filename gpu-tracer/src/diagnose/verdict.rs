@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use super::advice;
-use super::finding::{fact, finding, half_gone, inferred};
+use super::finding::{Sharers, fact, finding, half_gone, inferred, sharers};
 use super::headline;
 use super::input::{HalfGone, Input, Resolved};
 use super::memory;
@@ -31,10 +31,11 @@ pub fn diagnose(input: &Input) -> Diagnosis {
         .chain(report.files.iter().filter_map(|file| file.gpu))
         .filter(asked)
         .collect();
+    let sharers = sharers(&report.holders);
     let mut verdicts: Vec<GpuVerdict> =
-        gpus.iter().map(|gpu| Judge::new(input, Some(*gpu)).verdict()).collect();
+        gpus.iter().map(|gpu| Judge::new(input, Some(*gpu), &sharers).verdict()).collect();
     if verdicts.is_empty() {
-        verdicts.push(Judge::new(input, None).verdict());
+        verdicts.push(Judge::new(input, None, &sharers).verdict());
     }
     Diagnosis {
         schema: SCHEMA,
@@ -117,7 +118,7 @@ pub(super) struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    fn new(input: &'a Input, gpu: Option<u32>) -> Self {
+    fn new(input: &'a Input, gpu: Option<u32>, sharers: &Sharers) -> Self {
         let holders: Vec<&Holder> =
             input.report.holders.iter().filter(|holder| concerns(input, gpu, holder)).collect();
         let held: HashSet<u64> = input
@@ -135,7 +136,8 @@ impl<'a> Judge<'a> {
                 !held.contains(&file.id) && (file.gpu == gpu || file.gpu.is_none() && may_keep(input, gpu))
             })
             .collect();
-        let mut findings: Vec<Finding> = holders.iter().map(|holder| finding(input, gpu, holder)).collect();
+        let mut findings: Vec<Finding> =
+            holders.iter().map(|holder| finding(input, gpu, holder, sharers)).collect();
         let suspects = input.half_gone.iter().filter_map(|task| Some((task, suspected(input, gpu, task)?)));
         findings.extend(suspects.map(|(task, why)| half_gone(input, task, why)));
         let mut judge = Self { input, gpu, holders, orphans, doubts: Vec::new(), findings };

@@ -21,7 +21,7 @@ use gpu_tracer_common::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{OBJECT, ProbeError, events, layout, ring, sys, wanted};
+use super::{OBJECT, ProbeError, events, layout, ring, sys, wanted::Wanted};
 use crate::{kernel::btf::Btf, model::DeviceTable};
 
 /// Bytes asked for in one read; the kernel gives at most 32 KiB a time.
@@ -91,7 +91,7 @@ pub struct Iterators {
     ring_operations: u64,
     holds: RingBuf<MapData>,
     control: Array<MapData, ControlPod>,
-    wanted: HashMap<MapData, u32, u8>,
+    wanted: Wanted,
     carriers: HashMap<MapData, u64, u8>,
     subjects: Array<MapData, u64>,
     _ebpf: Ebpf,
@@ -161,7 +161,7 @@ impl Iterators {
             ring_operations: 0,
             holds: RingBuf::try_from(take(&mut ebpf, "HOLDS")?).map_err(on("HOLDS"))?,
             control: Array::try_from(take(&mut ebpf, "CONTROL")?).map_err(on("CONTROL"))?,
-            wanted: HashMap::try_from(take(&mut ebpf, "WANTED")?).map_err(on("WANTED"))?,
+            wanted: Wanted::take(|map| take(&mut ebpf, map))?,
             carriers: HashMap::try_from(take(&mut ebpf, "CARRIERS")?).map_err(on("CARRIERS"))?,
             subjects: Array::try_from(take(&mut ebpf, "SUBJECTS")?).map_err(on("SUBJECTS"))?,
             _ebpf: ebpf,
@@ -228,7 +228,7 @@ impl Iterators {
 
     /// Tells the programs which device numbers to report.
     pub(super) fn want(&mut self, devices: &DeviceTable) -> Result<(), ProbeError> {
-        wanted::set(&mut self.wanted, devices)
+        self.wanted.set(devices)
     }
 
     /// Prepares the control block for a pass.

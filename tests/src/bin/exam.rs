@@ -86,6 +86,11 @@ fn report(settings: &Settings, outcome: &Outcome) {
         outcome.most.1
     );
     if let Some(status) = &outcome.status {
+        println!(
+            "exam: {} answers of the daemon still showed files that were released; it knew after at most {} ms",
+            outcome.late.0,
+            outcome.late.1.as_millis()
+        );
         println!("exam: the daemon counts {}, losses {}", status["counts"], status["losses"]);
     }
     let Some(failure) = &outcome.failure else {

@@ -154,8 +154,8 @@ impl Cast {
 
     fn open(&mut self, task: Id, which: u64, how: u64) -> Result<String> {
         // Mostly the one that can be mapped.
-        let (path, name) = self.nodes[if which % 4 == 0 { self.nodes.len() - 1 } else { 0 }].clone();
-        let cloexec = how % 2 == 0;
+        let (path, name) = self.nodes[if which.is_multiple_of(4) { self.nodes.len() - 1 } else { 0 }].clone();
+        let cloexec = how.is_multiple_of(2);
         let flags = libc::O_RDWR | if cloexec { libc::O_CLOEXEC } else { 0 };
         let fd = self.worker(task)?.open_with(&path, flags)?;
         self.model.open(task, fd, &name, cloexec);
@@ -188,7 +188,7 @@ impl Cast {
                 if self.model.memory(task).len() >= MOST_MAPPINGS {
                     return Ok(false);
                 }
-                let pages = if how % 2 == 0 { 1 } else { 3 };
+                let pages = if how.is_multiple_of(2) { 1 } else { 3 };
                 let at = self.address(task, &Order::Map(fd, pages * PAGE))?;
                 self.model.map(task, Mapped { at, pages, file, part: false });
                 format!("mmap({fd}, {pages} pages) = {at:#x}")

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::model::{Expected, ExpectedFile, Id};
-use crate::harness::{Answer, HeldFile};
+use crate::harness::{Answer, HeldFile, Missing};
 use crate::truth::Counts;
 
 /// Which of the model's files a daemon calls by which number. Its numbers stay, so a file must keep its own.
@@ -15,7 +15,16 @@ struct Shown<'a> {
     pids: BTreeSet<u32>,
 }
 
-/// Everything in which an answer differs from what must be so, each in a sentence. Only processes of the `family` are
+/// In what an answer differs from what must be so, each in a sentence.
+#[derive(Clone, Debug, Default)]
+pub struct Differences {
+    /// What is wrong.
+    pub wrong: Vec<String>,
+    /// Files that are released, which somebody who remembers them cannot say yet: on the safe side, and not for long.
+    pub lingering: Vec<String>,
+}
+
+/// Everything in which an answer differs from what must be so. Only processes of the `family` are
 /// looked at; others may hold the same device. With `numbers`, the answer comes from somebody who remembers: who opened a
 /// file, and by which number it went before.
 #[must_use]
@@ -24,13 +33,15 @@ pub fn differences(
     answer: &Answer,
     family: &BTreeSet<u32>,
     numbers: Option<&mut Numbers>,
-) -> Vec<String> {
+) -> Differences {
     let mut found = Vec::new();
-    if !answer.report.coverage.complete {
-        found.push(format!("the answer is not complete: {:?}", answer.report.coverage.missing));
+    let about_ours = |missing: &&Missing| missing.what != "half-exited-task" || names(&missing.why, family);
+    for missing in answer.report.coverage.missing.iter().filter(about_ours) {
+        found.push(format!("the answer is not complete: {}: {}", missing.what, missing.why));
     }
     compare_holders(expected, answer, family, &mut found);
-    let shown = files_of(answer, family);
+    let mut shown = files_of(answer, family);
+    let lingering = if numbers.is_some() { take_lingering(&mut shown) } else { Vec::new() };
     for Shown { file, pids } in shown.values() {
         if file.unexplained != 0 || file.state != "open" {
             found.push(format!(
@@ -43,7 +54,25 @@ pub fn differences(
         Some(numbers) => compare_remembered(expected, &shown, numbers, &mut found),
         None => compare_files(expected.files.values(), shown.values(), &mut found),
     }
-    found
+    Differences { wrong: found, lingering }
+}
+
+/// Does the text name one of these processes? Half-way through an exit may be anybody on this host.
+fn names(text: &str, family: &BTreeSet<u32>) -> bool {
+    text.split(|c: char| !c.is_ascii_digit())
+        .filter_map(|word| word.parse().ok())
+        .any(|pid| family.contains(&pid))
+}
+
+/// Takes out files that nobody is said to hold and of which it is only not known yet whether they are released.
+fn take_lingering(shown: &mut BTreeMap<u64, Shown<'_>>) -> Vec<String> {
+    let is_lingering = |shown: &Shown<'_>| {
+        shown.pids.is_empty() && shown.file.state != "open" && shown.file.unexplained == 0
+    };
+    let lingering = shown.extract_if(.., |_, shown| is_lingering(shown));
+    lingering
+        .map(|(number, shown)| format!("file #{number} is {}; it is released", shown.file.state))
+        .collect()
 }
 
 fn compare_holders(expected: &Expected, answer: &Answer, family: &BTreeSet<u32>, found: &mut Vec<String>) {
@@ -177,14 +206,14 @@ fn compare_remembered(
         let unique = left.values().filter(|other| other.traits() == should.traits()).count() == 1;
         if let (Some(is), None, true) = (alike.next(), alike.next(), unique) {
             numbers.insert(*id, is.file.id);
-            if let Some(opener) = &is.file.opener
-                && opener.pid != should.opener
-            {
-                found.push(format!(
-                    "file #{} was opened by {}, not {}",
-                    is.file.id, should.opener, opener.pid
-                ));
-            }
+        }
+    }
+    for (id, number) in numbers.iter() {
+        let (Some(should), Some(is)) = (expected.files.get(id), shown.get(number)) else { continue };
+        if let (Some(should), Some(is)) = (should.opener, &is.file.opener)
+            && is.pid != should
+        {
+            found.push(format!("file #{number} was opened by {}, should be {should}", is.pid));
         }
     }
 }

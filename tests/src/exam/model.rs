@@ -71,6 +71,7 @@ struct Socket {
 struct Opened {
     device: String,
     opener: u32,
+    shared: bool,
 }
 
 /// Everything that is.
@@ -105,8 +106,9 @@ pub struct ExpectedFile {
     pub references: u64,
     /// Who refers to it in any way.
     pub pids: BTreeSet<u32>,
-    /// Who opened it.
-    pub opener: u32,
+    /// Who opened it; nothing if it has ever been in a table shared by processes, any of which may seem to have opened it
+    /// to somebody who sees events and tables.
+    pub opener: Option<u32>,
 }
 
 impl Model {
@@ -166,7 +168,10 @@ impl Model {
     pub fn open(&mut self, task: Id, fd: c_int, device: &str, cloexec: bool) -> Id {
         let file = self.id();
         let opener = self.pid(task);
-        self.files.insert(file, Opened { device: device.to_owned(), opener });
+        let table = self.tasks[&task].table;
+        let users = self.tasks.values().filter(|other| other.table == table);
+        let shared = users.map(|user| user.process).collect::<BTreeSet<Id>>().len() > 1;
+        self.files.insert(file, Opened { device: device.to_owned(), opener, shared });
         self.put(task, fd, Entry { object: Object::File(file), cloexec });
         file
     }
@@ -230,7 +235,15 @@ impl Model {
         let memory = self.id();
         let mapped = self.memory(task).to_vec();
         self.memories.insert(memory, mapped);
-        let table = if sharing_table { self.tasks[&task].table } else { self.copy_of_table(task) };
+        let table = if sharing_table {
+            let table = self.tasks[&task].table;
+            for file in self.tables[&table].values().filter_map(Entry::file) {
+                self.files.entry(file).and_modify(|opened| opened.shared = true);
+            }
+            table
+        } else {
+            self.copy_of_table(task)
+        };
         self.process(pid, table, memory)
     }
 
@@ -317,7 +330,7 @@ impl Model {
         self.sweep();
         let mut expected = Expected::default();
         for (file, opened) in &self.files {
-            let (device, opener) = (opened.device.clone(), opened.opener);
+            let (device, opener) = (opened.device.clone(), (!opened.shared).then_some(opened.opener));
             expected.files.insert(*file, ExpectedFile { device, opener, ..ExpectedFile::default() });
         }
         for file in self.references() {

@@ -1,8 +1,9 @@
 //! Asking: the tracer alone, and through a daemon.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
-use super::compare::{self, Numbers};
+use super::compare::{self, Differences, Numbers};
 use super::model::Expected;
 use crate::harness::{Answer, Daemon, Device, Tracer};
 
@@ -21,7 +22,12 @@ pub struct Questioner {
     tracer: Tracer,
     daemon: Option<Daemon>,
     numbers: Numbers,
+    /// Answers that still showed files which were released, and the longest time until one did not.
+    pub late: (u64, Duration),
 }
+
+/// How long a daemon may take to know that a file is released.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A wrong answer.
 #[derive(Clone, Debug)]
@@ -44,6 +50,7 @@ impl Questioner {
             tracer: Tracer::new(device),
             daemon: daemon.then(|| Daemon::start(device)),
             numbers: Numbers::new(),
+            late: (0, Duration::ZERO),
         }
     }
 
@@ -54,16 +61,31 @@ impl Questioner {
     }
 
     /// Asks and compares; nothing if the answer is right.
+    ///
+    /// A daemon that has seen a file and sees nobody hold it any more need not know at once that it is released: this waits
+    /// until it says so, notes how long that took, and calls it wrong only after [`PATIENCE`].
     pub fn ask(&mut self, whom: Whom, expected: &Expected, family: &BTreeSet<u32>) -> Option<Wrong> {
-        let (answer, differences) = self.ask_once(whom, expected, family);
-        if differences.is_empty() {
+        let begun = Instant::now();
+        let (answer, mut differences) = self.ask_once(whom, expected, family);
+        if differences.wrong.is_empty() && !differences.lingering.is_empty() {
+            while differences.wrong.is_empty()
+                && !differences.lingering.is_empty()
+                && begun.elapsed() < PATIENCE
+            {
+                std::thread::sleep(Duration::from_millis(1));
+                (_, differences) = self.ask_once(whom, expected, family);
+            }
+            self.late.0 += 1;
+            self.late.1 = self.late.1.max(begun.elapsed());
+        }
+        if differences.wrong.is_empty() && differences.lingering.is_empty() {
             return None;
         }
-        let (_, again) = self.ask_once(whom, expected, family);
-        Some(Wrong { whom, differences, again, text: answer.text })
+        let again = self.ask_once(whom, expected, family).1.all();
+        Some(Wrong { whom, differences: differences.all(), again, text: answer.text })
     }
 
-    fn ask_once(&mut self, whom: Whom, expected: &Expected, family: &BTreeSet<u32>) -> (Answer, Vec<String>) {
+    fn ask_once(&mut self, whom: Whom, expected: &Expected, family: &BTreeSet<u32>) -> (Answer, Differences) {
         let (answer, numbers) = match (whom, &self.daemon) {
             (Whom::Daemon, Some(daemon)) => (daemon.holders(), Some(&mut self.numbers)),
             _ => (self.tracer.holders(), None),
@@ -71,7 +93,7 @@ impl Questioner {
         let mut differences = compare::differences(expected, &answer, family, numbers);
         let wanted = if whom == Whom::Daemon { "lean" } else { "snapshot" };
         if answer.report.plan != wanted {
-            differences.push(format!("the answer is of plan {}, not {wanted}", answer.report.plan));
+            differences.wrong.push(format!("the answer is of plan {}, not {wanted}", answer.report.plan));
         }
         (answer, differences)
     }
@@ -79,5 +101,11 @@ impl Questioner {
     /// Forgets which file goes by which number: the next questions are about other files.
     pub fn forget(&mut self) {
         self.numbers.clear();
+    }
+}
+
+impl Differences {
+    fn all(self) -> Vec<String> {
+        self.wrong.into_iter().chain(self.lingering).collect()
     }
 }

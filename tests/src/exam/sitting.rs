@@ -41,6 +41,8 @@ pub struct Outcome {
     pub most: (usize, u64),
     /// How long the steps took, and how long the questions.
     pub took: (Duration, Duration),
+    /// Answers of the daemon that still showed files which were released, and the longest time until one did not.
+    pub late: (u64, Duration),
     /// What the daemon said of itself at the end.
     pub status: Option<serde_json::Value>,
     /// The first difference.
@@ -88,6 +90,7 @@ pub fn examine(settings: &Settings) -> Result<Outcome> {
         let started = Instant::now();
         let wrong = question(&mut cast, &mut questioner, settings, burst, &mut outcome);
         outcome.took.1 += started.elapsed();
+        outcome.late = questioner.late;
         if let Some(wrong) = wrong {
             outcome.failure = Some(explain(settings, &device, &mut questioner, cast, wrong, &done)?);
             outcome.status = questioner.status();
@@ -117,7 +120,7 @@ fn question(
             return Some(wrong);
         }
     }
-    if settings.daemon && burst % settings.alone_every != 0 {
+    if settings.daemon && !burst.is_multiple_of(settings.alone_every) {
         return None;
     }
     outcome.questions.0 += 1;

@@ -91,7 +91,7 @@ impl Step {
     /// The next step of a random sequence.
     pub fn random(random: &mut Random) -> Self {
         let sum: u64 = WEIGHTS.iter().map(|(_, weight)| weight).sum();
-        let mut left = random.next() % sum;
+        let mut left = random.number() % sum;
         let mut kind = Kind::Open;
         for (candidate, weight) in WEIGHTS {
             if left < *weight {
@@ -100,7 +100,7 @@ impl Step {
             }
             left -= weight;
         }
-        Self { kind, choice: [random.next(), random.next(), random.next()] }
+        Self { kind, choice: [random.number(), random.number(), random.number()] }
     }
 }
 

@@ -216,7 +216,21 @@ impl Tracer {
     #[must_use]
     #[track_caller]
     pub fn run(&self, name: &str, arguments: &[&str]) -> Finished {
-        run(self.subcommand(name, arguments))
+        self.run_with(name, arguments, &[])
+    }
+
+    /// Runs another subcommand to its end, with these variables in its environment.
+    #[must_use]
+    #[track_caller]
+    pub fn run_with(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        environment: &[(&str, &std::ffi::OsStr)],
+    ) -> Finished {
+        let mut command = self.subcommand(name, arguments);
+        command.envs(environment.iter().copied());
+        run(command)
     }
 
     /// Asks as root and in the host's namespaces.

@@ -11,13 +11,17 @@ use crate::sys::{fd, fuse, loopfs};
 use crate::truth::{Counts, Holds, Truth};
 use crate::worker::Order;
 
-/// B1: three descriptors and a mapping; SIGKILL ends the leader, the other thread waits for a frozen file system.
+/// B1: three descriptors and a mapping (none with the argument `unmapped`, for devices that cannot be mapped); SIGKILL ends
+/// the leader, the other thread waits for a frozen file system.
 pub(super) fn frozen_thread(stage: &mut Stage) -> Result<()> {
     let node = stage.node().clone();
     let ext4 = stage.ext4()?;
     let worker = stage.worker()?;
     let fds = [worker.open(&node.path)?, worker.open(&node.path)?, worker.open(&node.path)?];
-    worker.map(fds[0])?;
+    let maps = !stage.arguments.iter().any(|word| word == "unmapped");
+    if maps {
+        worker.map(fds[0])?;
+    }
     let thread = worker.thread()?;
     let file = thread.open_with(&ext4.join("data"), libc::O_WRONLY | libc::O_CREAT | libc::O_CLOEXEC)?;
     stage.freeze(&ext4)?;
@@ -29,12 +33,12 @@ pub(super) fn frozen_thread(stage: &mut Stage) -> Result<()> {
         .tids(&[thread.tid])
         .states('D', 'Z')
         .why(&["thread-of-defunct", "stuck-in-kernel"])
-        .device(&node.name, Counts { fds: 3, maps: 1, files: 3, ..Counts::default() });
+        .device(&node.name, Counts { fds: 3, maps: u64::from(maps), files: 3, ..Counts::default() });
     holds.sigkill_pending = Some(true);
     stage.show(
         Truth::default()
             .holder(holds)
-            .files(&node.name, 1, 2)
+            .files(&node.name, 1, if maps { 2 } else { 1 })
             .files(&node.name, 2, 1)
             .note("the thread waits in the file system, not in the driver; SIGKILL is pending"),
     )?;

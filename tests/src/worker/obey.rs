@@ -198,7 +198,8 @@ fn spawn(kind: Spawn, channel: c_int, its_channel: c_int) -> io::Result<Reply> {
 /// Replaces the program by a fresh copy of itself. Answers by the new program's hello.
 fn exec(channel: c_int) -> io::Result<Reply> {
     fd::set_cloexec(channel, false)?;
-    let program = std::env::current_exe()?;
+    // Not of the process: a leader that has ended has no program any more.
+    let program = std::fs::read_link("/proc/thread-self/exe")?;
     let program = CString::new(program.as_os_str().as_bytes())?;
     let number = CString::new(channel.to_string())?;
     let obey = CString::new(OBEY)?;

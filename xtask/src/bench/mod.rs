@@ -2,9 +2,12 @@
 //! from [`Subject`] to nothing that prints its table, and a name in [`Name`].
 
 mod crowd;
+mod daemon;
 mod idle;
 mod measure;
+mod overhead;
 mod snapshot;
+mod storm;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -22,6 +25,8 @@ use crate::workspace::Workspace;
 
 pub(crate) use crowd::Arguments as CrowdArguments;
 pub(crate) use crowd::task as crowd_task;
+pub(crate) use storm::Arguments as StormerArguments;
+pub(crate) use storm::task as stormer_task;
 
 /// Arguments of `bench`.
 #[derive(Args)]
@@ -34,9 +39,12 @@ pub(crate) struct Arguments {
     /// snapshot: open files of each.
     #[arg(long, default_value_t = 50)]
     files: u32,
-    /// snapshot: measurements of each tool, alternating.
+    /// snapshot, overhead: measurements of each, alternating.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// storm: seconds.
+    #[arg(long, default_value_t = 10)]
+    seconds: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -45,6 +53,10 @@ enum Name {
     Snapshot,
     /// `gpu-tracer holders` from a standing start on this machine as it is.
     Idle,
+    /// What a running daemon costs processes that have nothing to do with GPUs.
+    Overhead,
+    /// The device opened and closed as fast as can be while a daemon watches; answers with 10,000 handles held.
+    Storm,
 }
 
 /// What is measured, and how much of it.
@@ -72,6 +84,8 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
             match name {
                 Name::Snapshot => snapshot::measure(&subject),
                 Name::Idle => idle::measure(&subject),
+                Name::Overhead => overhead::measure(&subject),
+                Name::Storm => storm::measure(&subject),
             }
         });
     interrupt::end_children(Duration::from_secs(10));

@@ -16,6 +16,11 @@ use anyhow::{Context as _, Result, bail};
 
 use super::protocol::{self, Ending, Report, Verdict};
 
+/// A panic ends the machine, and so does what the kernel would otherwise try to survive. The check of the timer fails, and
+/// with it the boot, when this machine is too busy to emulate it in time.
+const BOOT_OPTIONS: &str =
+    "console=ttyS0 panic=-1 oops=panic no_timer_check quiet loglevel=4 mitigations=off";
+
 /// How long the guest may take until it reports for the first time. An idle machine needs 15 s, one with other work a
 /// minute.
 const BOOT: Duration = Duration::from_secs(180);
@@ -57,7 +62,7 @@ impl Guest<'_> {
             Ok(verdict) => Ok(verdict),
             // The person at the console may end the machine as they like.
             Err(_) if self.shell => Ok(Verdict { status: 0, passed: 0, failed: 0, ignored: 0 }),
-            Err(error) => Err(error.context(self.end_of_console())),
+            Err(error) => bail!("{error:#}\n{}", self.end_of_console()),
         }
     }
 
@@ -92,7 +97,9 @@ impl Guest<'_> {
                 eprintln!("vm: {release} is up after {:.1} s", progress.start.elapsed().as_secs_f64());
             }
             Some(Report::Test { name, ending, took_ms }) => show_test(&name, ending, took_ms),
-            Some(Report::Hung { name }) => eprintln!("vm: {name} was killed and does not end"),
+            Some(Report::Hung { name }) => {
+                eprintln!("vm: {name} has not ended: what it waits for is on the console")
+            }
             Some(Report::Verdict(_)) if progress.verdict.is_some() => {
                 bail!("the guest gave a second verdict")
             }
@@ -109,7 +116,7 @@ impl Guest<'_> {
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().collect();
         let end = lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n");
-        format!("the end of the guest's console ({}):\n{end}\n", self.console.display())
+        format!("The guest's console ends with ({}):\n{end}", self.console.display())
     }
 }
 
@@ -188,8 +195,7 @@ impl Machine {
         command.args(["-cpu", "max", "-m", "2G", "-smp", "2"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-vga", "none"]);
         command.arg("-kernel").arg(guest.image).arg("-initrd").arg(guest.initramfs);
-        // A panic ends the machine; so does what the kernel would otherwise try to survive.
-        command.args(["-append", "console=ttyS0 panic=-1 oops=panic quiet loglevel=4 mitigations=off"]);
+        command.args(["-append", BOOT_OPTIONS]);
         if guest.shell {
             command.args(["-serial", "mon:stdio"]);
         } else {

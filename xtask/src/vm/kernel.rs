@@ -41,6 +41,9 @@ const NOT_FOR_BUILDS: [&str; 6] = [
     "./usr/lib/modules/*/kernel",
 ];
 
+/// Of the kernel's packages, what no guest has hardware for: most of them.
+const NOT_FOR_GUESTS: [&str; 3] = ["./usr/share/doc", "*/kernel/drivers/[!bn]*", "*/kernel/sound"];
+
 /// A kernel that lies ready in the cache.
 #[derive(Debug, Clone)]
 pub(crate) struct Kernel {
@@ -101,7 +104,7 @@ fn fetch(line: Line, folder: &Path) -> Result<String> {
         finish_root(root)
     })?;
     let image = archive.fetch(&image_packages(&archive, &release)?)?;
-    replace(&folder.join("kernel"), |kernel| archive::unpack(&image, kernel, &["./usr/share/doc"]))?;
+    replace(&folder.join("kernel"), |kernel| archive::unpack(&image, kernel, &NOT_FOR_GUESTS))?;
     archive.clean();
     Ok(release)
 }

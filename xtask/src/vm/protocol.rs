@@ -43,7 +43,7 @@ pub(crate) enum Report {
         /// How long it took, in ms of the guest's time.
         took_ms: u64,
     },
-    /// A test was killed and is still there.
+    /// A test is still there well after it should have been killed.
     Hung {
         /// Its name.
         name: String,

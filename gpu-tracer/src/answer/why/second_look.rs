@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::BETWEEN_LOOKS;
 use crate::diagnose::input::{HalfGone, Obstacle, Wait};
 use crate::diagnose::place::{Place, place};
-use crate::ledger::View;
+use crate::model::report::Report;
 use crate::model::{RawText, TaskState};
 use crate::process::facts::read_stat;
 use crate::process::patience::within;
@@ -30,17 +30,14 @@ struct Seen {
 }
 
 /// By task id: whether it moved in [`BETWEEN_LOOKS`], and what is in its way. Empty, at once, where nothing seems stuck.
-pub(super) fn waits(view: &View, half_gone: &[HalfGone]) -> HashMap<u32, Wait> {
-    let seem_stuck = view
+pub(super) fn waits(report: &Report, half_gone: &[HalfGone]) -> HashMap<u32, Wait> {
+    let seem_stuck = report
         .holders
         .iter()
-        .map(|holder| &holder.carrier)
-        .filter(|task| task.state == TaskState::Uninterruptible || task.sigkill_pending || task.exiting);
-    let tasks: Vec<(u32, u32)> = seem_stuck
-        .map(|task| (task.tgid, task.tid))
-        .chain(half_gone.iter().map(|task| (task.pid, task.tid)))
-        .take(MOST_TASKS)
-        .collect();
+        .filter(|holder| holder.state == "D" || holder.sigkill_pending || holder.exiting)
+        .map(|holder| (holder.pid, holder.tid));
+    let tasks: Vec<(u32, u32)> =
+        seem_stuck.chain(half_gone.iter().map(|task| (task.pid, task.tid))).take(MOST_TASKS).collect();
     if tasks.is_empty() {
         return HashMap::new();
     }

@@ -11,12 +11,16 @@ use super::{
     hooks::{self, Attached, HOOKS, HookReport},
     pins::{Kept, Pins},
     refused,
+    tracked::{self, TrackedSet},
     translate::Translator,
 };
 use crate::{
     kernel::{Answer, Btf, Features},
     model::DeviceTable,
-    probe::{OBJECT, ProbeError, layout},
+    probe::{
+        OBJECT, ProbeError, layout,
+        wanted::{self, Wanted},
+    },
 };
 
 /// Maps of the event programs that have a size, and the least they can have, for those who load only the others.
@@ -24,7 +28,16 @@ pub(in crate::probe) const MAPS: [(&str, u32); 3] = [("EVENTS", 1), ("TRACKED", 
 /// Maps of the other programs that take memory when they are made.
 const OTHER_MAPS: [(&str, u32); 2] = [("HOLDS", 1), ("SUBJECTS", 1)];
 /// Maps that this side uses.
-const USED: [&str; 6] = ["EVENTS", "TRACKED", "WANTED", "TOUCHES", "DROPS", "REPORTED"];
+const USED: [&str; 8] = [
+    "EVENTS",
+    tracked::MAPS[0],
+    tracked::MAPS[1],
+    wanted::MAPS[0],
+    wanted::MAPS[1],
+    "TOUCHES",
+    "DROPS",
+    "REPORTED",
+];
 
 impl EventSource {
     /// Attaches the hooks, or takes over those in `options.pin_dir`. Needs CAP_BPF, CAP_PERFMON and, for `cgroup/dev`,
@@ -104,8 +117,8 @@ impl EventSource {
     ) -> Result<Self, ProbeError> {
         Ok(Self {
             ring: RingBuf::<MapData>::try_from(map("EVENTS")?).map_err(refused("EVENTS"))?,
-            tracked: HashMap::try_from(map("TRACKED")?).map_err(refused("TRACKED"))?,
-            wanted: HashMap::try_from(map("WANTED")?).map_err(refused("WANTED"))?,
+            tracked: TrackedSet::take(&mut *map)?,
+            wanted: Wanted::take(&mut *map)?,
             touches: HashMap::try_from(map("TOUCHES")?).map_err(refused("TOUCHES"))?,
             drops: PerCpuArray::try_from(map("DROPS")?).map_err(refused("DROPS"))?,
             reported: Array::try_from(map("REPORTED")?).map_err(refused("REPORTED"))?,

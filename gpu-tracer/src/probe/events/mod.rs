@@ -8,7 +8,7 @@
 //! | `signal_generate`, `oom:mark_victim` | who ended or stopped it |
 //! | `module:module_load`, `module:module_free` | drivers that come and go |
 //!
-//! The kernel keeps a set of *tracked* processes and says nothing of the others. Who asks for a device is in it from then
+//! The kernel keeps a set of *tracked* processes and says nothing of the others, for whom a hook costs one load. Who asks for a device is in it from then
 //! on, and so is every child of a tracked process. Those that held something before are put in with
 //! [`EventSource::track`]. A process leaves when it is reaped, or with [`EventSource::untrack`].
 //!
@@ -30,6 +30,7 @@ pub mod recheck;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod tracked;
 mod translate;
 
 use std::{
@@ -55,9 +56,10 @@ pub(super) use attach::MAPS;
 use decode::Record;
 use hooks::Attached;
 use pins::Pins;
+use tracked::TrackedSet;
 use translate::Translator;
 
-use super::{ProbeError, wanted};
+use super::{ProbeError, wanted::Wanted};
 use crate::{
     kernel::boot_now,
     model::{DeviceTable, ProcessId, Snapshot, event::Event},
@@ -112,8 +114,8 @@ pub enum Start {
 /// The attached hooks and the ring that they write to.
 pub struct EventSource {
     ring: RingBuf<MapData>,
-    tracked: HashMap<MapData, u32, Plain<Tracked>>,
-    wanted: HashMap<MapData, u32, u8>,
+    tracked: TrackedSet,
+    wanted: Wanted,
     touches: HashMap<MapData, Plain<TouchKey>, Plain<Touches>>,
     drops: PerCpuArray<MapData, Plain<DropCounts>>,
     reported: Array<MapData, Plain<DropCounts>>,
@@ -152,7 +154,7 @@ impl EventSource {
     /// Tells the programs which device numbers are of interest: again after a module was loaded.
     pub fn set_devices(&mut self, devices: &DeviceTable) -> Result<(), ProbeError> {
         self.translator.set_devices(devices);
-        wanted::set(&mut self.wanted, devices)
+        self.wanted.set(devices)
     }
 
     /// Waits for something to happen until `deadline`, and gives what has happened, in the order in which it was written.
@@ -227,34 +229,18 @@ impl EventSource {
     ///
     /// Errors: too many are tracked ([`gpu_tracer_common::events::MAX_TRACKED`]).
     pub fn track(&mut self, process: ProcessId) -> Result<(), ProbeError> {
-        if self.tracked.get(&process.tgid, 0).is_ok_and(|known| known.0.start_ns == process.start_ns) {
-            return Ok(());
-        }
-        let fresh = Tracked { start_ns: process.start_ns, ..Tracked::default() };
-        self.tracked.insert(process.tgid, Plain(fresh), 0).map_err(refused("TRACKED"))
+        self.tracked.add(process)
     }
 
     /// No longer.
     pub fn untrack(&mut self, process: ProcessId) -> Result<(), ProbeError> {
-        let known = self.tracked.get(&process.tgid, 0);
-        if !known.is_ok_and(|known| known.0.start_ns == process.start_ns) {
-            return Ok(());
-        }
-        match self.tracked.remove(&process.tgid) {
-            // Reaped meanwhile.
-            Ok(()) | Err(aya::maps::MapError::KeyNotFound) => Ok(()),
-            Err(source) => Err(refused("TRACKED")(source)),
-        }
+        self.tracked.remove(process)
     }
 
     /// Which processes are tracked.
     #[must_use]
     pub fn tracked(&self) -> Vec<ProcessId> {
-        self.tracked
-            .iter()
-            .filter_map(Result::ok)
-            .map(|(tgid, tracked)| ProcessId { tgid, start_ns: tracked.0.start_ns })
-            .collect()
+        self.tracked.list()
     }
 
     /// No longer tracks processes that had ended when `snapshot` was taken: a process that was put in when it was being

@@ -261,6 +261,47 @@ fn a_process_is_tracked_from_when_it_is_said_to_until_it_is_not() {
 }
 
 #[test]
+fn the_counters_of_tracked_processes_stay_right_while_both_sides_change_the_set() {
+    if !is_root() {
+        return;
+    }
+    let mut source = attach(&Options::default());
+    let mut shell = Shell::new();
+    shell.run("exec 9</dev/full");
+    shell.tell("for n in 1 2 3 4 5 6 7 8 9 10; do for m in 1 2 3 4 5 6 7 8 9 10; do (true) & done; wait; done; echo over");
+    let pid = shell.pid();
+    let mut churn = 0_u32;
+    let deadline = Instant::now() + PATIENCE;
+    let mut forks = 0;
+    while forks < 100 && Instant::now() < deadline {
+        // Both real ones, which the programs remove, and some that only this side knows.
+        for process in source.tracked().into_iter().filter(|process| process.tgid != pid) {
+            source.untrack(process).expect("untrack");
+            source.track(process).expect("track");
+        }
+        churn += 1;
+        let invented = ProcessId { tgid: 5_000_000 + churn % 2000, start_ns: u64::from(churn) };
+        source.track(invented).expect("track");
+        for event in source.drain().expect("drain") {
+            forks += u32::from(
+                matches!(event.kind, EventKind::Forked { parent, .. } if parent.process.tgid == pid),
+            );
+        }
+    }
+    assert_eq!(forks, 100);
+    // Others come and go while this is being counted.
+    while source.tracked.counted() != source.tracked().len() {
+        assert!(Instant::now() < deadline, "{} {}", source.tracked.counted(), source.tracked().len());
+    }
+    for process in source.tracked() {
+        source.untrack(process).expect("untrack");
+    }
+    while source.tracked.counted() != source.tracked().len() {
+        assert!(Instant::now() < deadline, "{} {}", source.tracked.counted(), source.tracked().len());
+    }
+}
+
+#[test]
 fn a_storm_of_opens_is_counted_to_the_last_one() {
     if !is_root() {
         return;

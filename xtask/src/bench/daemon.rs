@@ -1,0 +1,110 @@
+//! A daemon of a benchmark's own: socket, state and hooks in a folder that goes with it.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use crate::interrupt;
+use crate::stage::{STANDIN_ARGUMENT, Stage};
+
+/// How long it may take to begin, to end and to answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running `gpu-tracer run`. Dropping it ends it and takes its hooks away.
+pub(super) struct Daemon {
+    child: Child,
+    program: PathBuf,
+    folder: PathBuf,
+}
+
+impl Daemon {
+    /// Starts one for the stand-in and waits until it answers.
+    pub(super) fn start(program: &Path, stage: &Stage) -> Result<Self> {
+        let folder = stage.folder().to_owned();
+        let said = fs::File::create(folder.join("said")).context("no file for what the daemon says")?;
+        let mut command = Command::new(program);
+        command.args(["run", "--device", STANDIN_ARGUMENT, "--plan", "lean", "--config", "/dev/null"]);
+        for (option, name) in [("--socket", "d.sock"), ("--state-dir", "state"), ("--pin-dir", "pins")] {
+            command.arg(option).arg(folder.join(name));
+        }
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).spawn();
+        let child = child.with_context(|| format!("cannot start {}", program.display()))?;
+        let mut daemon = Self { child, program: program.to_owned(), folder };
+        let deadline = Instant::now() + PATIENCE;
+        while daemon.status().is_err() {
+            interrupt::check()?;
+            let ended = daemon.child.try_wait()?;
+            if ended.is_some() || Instant::now() > deadline {
+                let said = fs::read_to_string(daemon.folder.join("said")).unwrap_or_default();
+                bail!("the daemon does not answer ({ended:?}): {said}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(daemon)
+    }
+
+    /// A document of it.
+    pub(super) fn get(&self, target: &str) -> Result<Value> {
+        let mut stream = UnixStream::connect(self.folder.join("d.sock"))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(stream, "GET {target} HTTP/1.0\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let (_, body) = text.split_once("\r\n\r\n").context("no HTTP answer")?;
+        Ok(serde_json::from_str(body)?)
+    }
+
+    /// How it says it is doing.
+    pub(super) fn status(&self) -> Result<Value> {
+        self.get("/v1/status")
+    }
+
+    /// Its socket.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.folder.join("d.sock")
+    }
+
+    /// CPU time that it has used.
+    pub(super) fn cpu_time(&self) -> Result<Duration> {
+        let path = format!("/proc/{}/stat", self.child.id());
+        let stat = fs::read_to_string(&path).with_context(|| path.clone())?;
+        let after = stat.rsplit_once(')').context("no stat")?.1;
+        // utime and stime are the 14th and 15th fields of all, the 12th and 13th behind the name.
+        let ticks: u64 =
+            after.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+        // SAFETY: takes a number only.
+        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+        Ok(Duration::from_secs_f64(ticks as f64 / per_second.max(1) as f64))
+    }
+
+    /// Memory that it has resident, of its own and of files, KiB.
+    pub(super) fn resident_kib(&self) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // SAFETY: takes numbers only; it is our own child, not reaped before.
+        unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
+        if !matches!(interrupt::wait_until(&mut self.child, Instant::now() + PATIENCE), Ok(Some(_))) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        let pins = self.folder.join("pins");
+        let unpin = ["run", "--unpin", "--config", "/dev/null", "--pin-dir"];
+        let _ = Command::new(&self.program).args(unpin).arg(&pins).stdout(Stdio::null()).status();
+        if let Ok(pins) = std::ffi::CString::new(pins.as_os_str().as_encoded_bytes()) {
+            // SAFETY: a NUL-terminated string that outlives the call.
+            unsafe { libc::umount2(pins.as_ptr(), libc::MNT_DETACH) };
+        }
+    }
+}
