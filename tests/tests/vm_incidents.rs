@@ -37,8 +37,8 @@ fn a1_renamed_workers_are_named_and_ended_and_memory_is_back() {
     assert!(workers.iter().all(|pid| lives(*pid)), "the pattern misses them");
 
     let why = Why::ask("all");
-    let all = &why.table.out;
-    assert_eq!(why.table.status, 1, "{all}");
+    let all = &why.text();
+    assert_eq!(why.status, 1, "{all}");
     let used = ALLOCATED_MIB + UNATTRIBUTED_MIB;
     for gpu in 0..GPUS {
         assert_eq!(why.pids(gpu), workers, "{all}");
@@ -51,7 +51,7 @@ fn a1_renamed_workers_are_named_and_ended_and_memory_is_back() {
             says(&finding["evidence"].to_string(), &["It calls itself `VLLM::Worker_T", &exe, "misses it"]);
         }
     }
-    says(all, &["gpu-tracer release 0-7", "kill -9"]);
+    says(&why.advice(0), &["gpu-tracer release 0", "kill -9"]);
 
     // What a service would wait with before it starts anew; and a driver that takes its time to let go of one GPU.
     let mut waiting = start(&["wait", "all", "--timeout", "120s"]);
@@ -71,9 +71,9 @@ fn a1_renamed_workers_are_named_and_ended_and_memory_is_back() {
 #[track_caller]
 fn check_the_other_cards(incident: &Incident) {
     let why = Why::ask("0-3,5-7");
-    let all = &why.table.out;
+    let all = &why.text();
     let idle = incident.play.truth.innocents[0].pid;
-    assert_eq!(why.table.status, 1, "the idle context can be ended\n{all}");
+    assert_eq!(why.status, 1, "the idle context can be ended\n{all}");
     assert_eq!(why.pids(IDLE), [idle], "{all}");
     says(why.headline(IDLE), &["initialised, not used", &format!("PID {idle}"), &format!("{IDLE_MIB} MiB")]);
     for (gpu, mib) in BASELINES {
@@ -89,13 +89,13 @@ fn a2a_a_thread_of_a_dead_leader_inside_the_driver_is_stuck() {
     let pid = incident.holder();
     let tid = incident.play.truth.holders[0].tids[0];
     let why = Why::ask("4");
-    assert_eq!(why.table.status, 4, "{}", why.table.out);
+    assert_eq!(why.status, 4, "{}", why.text());
     assert_eq!(why.pids(FULL), [pid]);
     let headline = format!(
         "GPU 4 is held by thread {tid} of PID {pid} (python3), {FULL_MIB} MiB, which SIGKILL does not end."
     );
     says(why.headline(FULL), &[&headline, "waits in the GPU driver"]);
-    says(&why.table.out, &["SIGKILL is already pending", "is in state Z"]);
+    says(&why.text(), &["SIGKILL is already pending", "is in state Z"]);
     check_the_other_cards(&incident);
     // Nobody can end it; it can only be said, and within the grace.
     let released = answer(&["release", "4", "--yes", "--grace", "2s"]);
@@ -103,7 +103,7 @@ fn a2a_a_thread_of_a_dead_leader_inside_the_driver_is_stuck() {
     says(&released.err, &["SIGKILL will not help"]);
 
     incident.play.next("");
-    assert_eq!(Why::ask("4").table.status, 0, "it is free as soon as the thread is let go");
+    assert_eq!(Why::ask("4").status, 0, "it is free as soon as the thread is let go");
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a2b_a_child_with_inherited_handles_is_named_and_not_its_dead_parent() {
     let incident = Incident::stage("incident-gpu4", &["inherited"]);
     let (pid, dead) = (incident.holder(), incident.play.truth.dead[0]);
     let why = Why::ask("4");
-    assert_eq!(why.table.status, 1, "{}", why.table.out);
+    assert_eq!(why.status, 1, "{}", why.text());
     assert_eq!(why.pids(FULL), [pid]);
     says(why.headline(FULL), &[&format!("PID {pid} (data-loader), {FULL_MIB} MiB"), "can be killed"]);
     says(
@@ -135,15 +135,15 @@ fn a2c_a_task_inside_the_drivers_release_is_named_and_never_called_free() {
         "its descriptors are gone"
     );
     let why = Why::ask("4");
-    let all = &why.table.out;
-    assert_eq!(why.table.status, 4, "{all}");
+    let all = &why.text();
+    assert_eq!(why.status, 4, "{all}");
     assert_eq!(why.pids(FULL), [pid], "{all}");
     says(why.headline(FULL), &[&format!("PID {pid}"), "SIGKILL does not end", "waits in the GPU driver"]);
     says(all, &["half-way through exit", "os_acquire_semaphore", "nvidia_close"]);
     check_the_other_cards(&incident);
 
     incident.play.next("");
-    assert_eq!(Why::ask("4").table.status, 0, "it is free as soon as the driver goes on");
+    assert_eq!(Why::ask("4").status, 0, "it is free as soon as the driver goes on");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a2d_a_handle_in_flight_names_its_receiver() {
     let incident = Incident::stage("incident-gpu4", &["in-flight"]);
     let pid = incident.holder();
     let why = Why::ask("4");
-    assert_eq!(why.table.status, 1, "{}", why.table.out);
+    assert_eq!(why.status, 1, "{}", why.text());
     assert_eq!(why.pids(FULL), [pid]);
     let headline = "GPU 4 is held by a handle in flight";
     says(
@@ -169,8 +169,8 @@ fn a2d_a_handle_in_flight_names_its_receiver() {
 fn a2e_memory_that_the_driver_kept_is_nobodys() {
     let incident = Incident::stage("incident-gpu4", &["leak"]);
     let why = Why::ask("4");
-    let all = &why.table.out;
-    assert_eq!(why.table.status, 5, "{all}");
+    let all = &why.text();
+    assert_eq!(why.status, 5, "{all}");
     assert_eq!(why.pids(FULL), [0u32; 0], "{all}");
     says(why.headline(FULL), &[&format!("{FULL_MIB} MiB"), "no process can be killed"]);
     let idle = incident.play.truth.innocents[0].pid;
