@@ -17,6 +17,7 @@
 
 pub mod exam;
 pub mod harness;
+pub mod incident;
 pub mod poll;
 pub mod proc;
 pub mod scenario;

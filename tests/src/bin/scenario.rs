@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use gpu_tracer_tests::stage::{self, Node};
-use gpu_tracer_tests::{scenario, sys, worker};
+use gpu_tracer_tests::{incident, scenario, sys, worker};
 
 /// Enough descriptors for the largest scenario.
 const DESCRIPTORS: u64 = 100_000;
@@ -32,7 +32,7 @@ fn run(arguments: Vec<String>) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Some("--list") => {
-            for scenario in scenario::ALL {
+            for scenario in scenario::ALL.iter().chain(incident::ALL) {
                 println!("{:22} {}", scenario.name, scenario.summary);
             }
             Ok(ExitCode::SUCCESS)
@@ -43,8 +43,9 @@ fn run(arguments: Vec<String>) -> Result<ExitCode> {
 }
 
 fn play(name: &str, rest: &[String]) -> Result<ExitCode> {
-    let scenario =
-        scenario::find(name).with_context(|| format!("no scenario is called {name}: see scenario --list"))?;
+    let scenario = scenario::find(name)
+        .or_else(|| incident::find(name))
+        .with_context(|| format!("no scenario is called {name}: see scenario --list"))?;
     let mut nodes = Vec::new();
     let mut arguments = Vec::new();
     let mut rest = rest.iter();

@@ -66,6 +66,23 @@ impl Device {
         Self { nodes: vec![(PathBuf::from("/dev/zero"), "nvidia0".to_owned(), ZERO)], _lock: None, dir }
     }
 
+    /// The nodes of the stand-in driver, which the tracer finds by itself.
+    ///
+    /// # Panics
+    ///
+    /// If it is not loaded: only the guests of `cargo xtask vm` have it.
+    #[must_use]
+    pub fn standin() -> Self {
+        let names = (0..8).map(|minor| format!("nvidia{minor}"));
+        let nodes = names.chain(["nvidiactl".to_owned(), "nvidia-uvm".to_owned()]).map(|name| {
+            let path = Path::new("/dev").join(&name);
+            let rdev =
+                fs::metadata(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).rdev();
+            (path, name, (libc::major(rdev), libc::minor(rdev)))
+        });
+        Self { nodes: nodes.collect(), _lock: None, dir: directory_for_nodes() }
+    }
+
     fn new(wanted: &[(&str, (u32, u32))], lock: Option<File>) -> Self {
         super::require_root();
         let dir = directory_for_nodes();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -42,7 +42,17 @@ impl Play {
     /// If it cannot be staged.
     #[must_use]
     pub fn stage_on(device: Device, name: &str, arguments: &[&str]) -> Self {
-        let mut command = Command::new(Self::program());
+        Self::stage_by(&Self::program(), device, name, arguments)
+    }
+
+    /// The same by a copy of the scenario program, under whose name its processes are seen.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be staged.
+    #[must_use]
+    pub fn stage_by(program: &Path, device: Device, name: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new(program);
         command.arg(name).stdin(Stdio::piped()).stdout(Stdio::piped());
         // What it makes it makes here, so that a test can see whether anything was left.
         command.env("TMPDIR", device.dir());

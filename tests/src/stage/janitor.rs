@@ -32,6 +32,15 @@ pub enum Undo {
     RemoveGroupV1(PathBuf),
     /// Thaw and remove this cgroup v2 group.
     RemoveGroupV2(PathBuf),
+    /// Write these lines to a file of a driver's, each by itself: some now, some when all processes have died.
+    Tell {
+        /// The file.
+        file: PathBuf,
+        /// What lets processes die. It does not matter whether it is accepted.
+        first: Vec<String>,
+        /// What can only be done when they have.
+        last: Vec<String>,
+    },
     /// Unmount.
     Unmount(PathBuf),
     /// Remove a directory with all its files.
@@ -46,6 +55,7 @@ impl Undo {
             Self::AbortFuse(file) => drop(fs::write(file, "1")),
             Self::RemoveGroupV1(group) => drop(freezer::set(group, Generation::V1, false)),
             Self::RemoveGroupV2(group) => drop(freezer::set(group, Generation::V2, false)),
+            Self::Tell { file, first, .. } => first.iter().for_each(|line| drop(fs::write(file, line))),
             Self::Unmount(_) | Self::RemoveDirectory(_) => {}
         }
     }
@@ -54,6 +64,7 @@ impl Undo {
     fn remove(&self) -> std::io::Result<()> {
         match self {
             Self::Thaw(_) | Self::AbortFuse(_) => Ok(()),
+            Self::Tell { file, last, .. } => last.iter().try_for_each(|line| fs::write(file, line)),
             Self::RemoveGroupV1(group) | Self::RemoveGroupV2(group) => fs::remove_dir(group),
             Self::Unmount(target) => mounts::unmount(target),
             Self::RemoveDirectory(dir) => fs::remove_dir_all(dir),

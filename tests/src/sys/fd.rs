@@ -87,6 +87,12 @@ pub fn write_page(fd: c_int) -> io::Result<()> {
     if written == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// `ioctl(2)` with an argument that is read, or read and written, by the driver.
+pub fn request(fd: c_int, request: u64, mut argument: Vec<u8>) -> io::Result<()> {
+    // SAFETY: callers give as many bytes as the request's number says, and the driver touches no more.
+    check(unsafe { libc::ioctl(fd, request, argument.as_mut_ptr()) }).map(drop)
+}
+
 /// Takes a copy of another process's descriptor (`pidfd_getfd(2)`, Linux 5.6).
 pub fn take_from(pid: u32, fd: c_int) -> io::Result<c_int> {
     // SAFETY: takes numbers only.

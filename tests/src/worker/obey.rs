@@ -20,6 +20,7 @@ enum After {
 
 enum Consequence {
     Write(c_int),
+    Request(c_int, u64, Vec<u8>),
     Crash,
     EndThread,
 }
@@ -48,6 +49,7 @@ pub fn obey(channel: c_int) {
                 let _ = answer(channel, &Reply::Done);
                 match consequence {
                     Consequence::Write(fd) => drop(fd::write_page(fd)),
+                    Consequence::Request(fd, request, argument) => drop(fd::request(fd, request, argument)),
                     Consequence::Crash => drop(process::crash()),
                     Consequence::EndThread => {
                         if process::gettid() == std::process::id() {
@@ -76,6 +78,9 @@ fn answer(channel: c_int, reply: &Reply) -> io::Result<()> {
 fn carry_out(order: Order, channel: c_int, attached: Option<c_int>) -> After {
     let result = match order {
         Order::Write(fd) => return After::Then(Consequence::Write(fd)),
+        Order::RequestForGood(fd, request, argument) => {
+            return After::Then(Consequence::Request(fd, request, argument));
+        }
         Order::DumpCore => match process::allow_core() {
             Ok(()) => return After::Then(Consequence::Crash),
             Err(error) => Err(error),
@@ -119,6 +124,7 @@ fn carry_out_on_files(order: Order) -> io::Result<Reply> {
         Order::Ring => uring::setup().map(Reply::Fd),
         Order::Register(ring, fds) => uring::register(ring, &fds).map(done),
         Order::Unregister(ring) => uring::unregister(ring).map(done),
+        Order::Request(fd, request, argument) => fd::request(fd, request, argument).map(done),
         Order::MapRing(ring) => uring::map(ring).map(Reply::At),
         order => carry_out_on_itself(order),
     }

@@ -52,6 +52,10 @@ pub enum Order {
     Unregister(i32),
     /// Maps a ring; answers [`Reply::At`].
     MapRing(i32),
+    /// `ioctl(2)`: descriptor, request, what the argument points to.
+    Request(i32, u64, Vec<u8>),
+    /// The same. Answered *before* the call, which may block for good.
+    RequestForGood(i32, u64, Vec<u8>),
     /// Makes another worker, whose socket comes with this order; answers [`Reply::Pid`].
     Spawn(Spawn),
     /// `waitpid(2)` for this child (PID as the worker sees it).

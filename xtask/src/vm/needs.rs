@@ -36,6 +36,7 @@ pub(crate) fn guest_tools() -> Vec<Need> {
         Need::program("nsenter", "util-linux"),
         Need::program("unshare", "util-linux"),
         Need::program("ps", "procps"),
+        Need::program("pkill", "procps"),
     ]
 }
 
