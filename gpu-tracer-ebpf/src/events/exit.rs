@@ -6,7 +6,7 @@
 //! Threads share one table. It is looked at by the leader, by the last task of the process, and by whoever has a table
 //! that is not the leader's; the others have nothing to add.
 
-use core::ffi::c_void;
+use core::{ffi::c_void, ptr};
 
 use aya_ebpf::{
     helpers::generated::{bpf_get_current_pid_tgid, bpf_loop, bpf_probe_read_kernel, bpf_ringbuf_output},
@@ -23,11 +23,21 @@ use crate::{
     holds::{FMODE_PATH, character_device, identity, is_wanted},
 };
 
-/// An [`ExitRecord`] and its files, which the stack has no room for.
+/// An [`ExitRecord`] and its files, which the stack has no room for, and the state of the walk that finds them.
+///
+/// The state is in a map too. Verifiers before 6.7 follow the callback of a `bpf_loop` once: they take what it counts on
+/// the stack for known, and remove the branches that only a later round takes.
 #[repr(C)]
 struct Draft {
     record: ExitRecord,
     held: [ExitHold; EXIT_HOLDS],
+    slots: u64,
+    open: u64,
+    max: u32,
+    base: u32,
+    /// Drafts sent before it was complete.
+    chunks: u32,
+    _padding: u32,
 }
 
 /// A raw tracepoint's program does not run twice on one CPU at a time, so nobody else is writing here.
@@ -74,7 +84,7 @@ fn try_on_exit_only(context: *mut c_void) -> Result<(), Drop> {
     let draft = DRAFT.get_ptr_mut(0).ok_or(Drop::Unreadable)?;
     // SAFETY: the only element, ours alone.
     describe(context, unsafe { &mut (*draft).record })?;
-    send(draft, 0, 0)
+    send(draft, 0)
 }
 
 #[inline(always)]
@@ -91,11 +101,10 @@ fn try_on_exit(context: *mut c_void) -> Result<(), Drop> {
         && read::<u32>(table, offset!(files_count)).unwrap_or(0) > 1
         && read::<u64>(leader, offset!(task_files)).is_some_and(|leaders| leaders == table);
     if table == 0 || leaves_it_to_others {
-        return send(draft, 0, 0);
+        return send(draft, 0);
     }
-    let mut walk = TableWalk { slots: 0, open: 0, max: 0, base: 0, held: 0, chunks: 0 };
-    account(walk_table(table, &mut walk));
-    send(draft, walk.held, 0)
+    account(walk_table(draft, table));
+    send(draft, 0)
 }
 
 /// Fills in everything but the files; returns the group leader.
@@ -120,16 +129,17 @@ fn describe(context: *mut c_void, record: &mut ExitRecord) -> Result<u64, Drop> 
     Ok(read::<u64>(task, offset!(task_group_leader)).unwrap_or(0))
 }
 
-/// Appends the draft with `held` files to the ring. `detail` is for this record alone.
+/// Appends the draft to the ring. `detail` is for this record alone.
 #[inline(always)]
-fn send(draft: *mut Draft, held: u32, detail: u32) -> Result<(), Drop> {
-    // A mask cannot do it: all 128 may be in use.
-    let held = if held > EXIT_HOLDS as u32 { EXIT_HOLDS as u32 } else { held };
+fn send(draft: *mut Draft, detail: u32) -> Result<(), Drop> {
     // SAFETY: the only element, ours alone.
-    unsafe {
+    let held = unsafe {
         let group_dead = (*draft).record.head.detail & exit_bits::GROUP_DEAD;
         (*draft).record.head.detail = group_dead | detail;
-        (*draft).record.held = held;
+        (&raw const (*draft).record.held).read_volatile()
+    };
+    if held > EXIT_HOLDS as u32 {
+        return Err(Drop::TableTooLong);
     }
     let size = size_of::<ExitRecord>() as u64 + u64::from(held) * size_of::<ExitHold>() as u64;
     let ring = (&raw const EVENTS).cast_mut().cast();
@@ -138,80 +148,75 @@ fn send(draft: *mut Draft, held: u32, detail: u32) -> Result<(), Drop> {
     if result == 0 { Ok(()) } else { Err(Drop::RingFull) }
 }
 
-struct TableWalk {
-    slots: u64,
-    open: u64,
-    max: u32,
-    base: u32,
-    /// Files in the draft.
-    held: u32,
-    /// Drafts sent before it was complete.
-    chunks: u32,
-}
-
 #[inline(always)]
-fn walk_table(files: u64, walk: &mut TableWalk) -> Result<(), Drop> {
+fn walk_table(draft: *mut Draft, files: u64) -> Result<(), Drop> {
     let table = read::<u64>(files, offset!(files_fdt)).ok_or(Drop::Unreadable)?;
-    walk.max = read::<u32>(table, offset!(fdtable_max_fds)).ok_or(Drop::Unreadable)?.min(MAX_FDS);
-    walk.slots = read::<u64>(table, offset!(fdtable_fd)).ok_or(Drop::Unreadable)?;
-    walk.open = read::<u64>(table, offset!(fdtable_open_fds)).ok_or(Drop::Unreadable)?;
-    let words = walk.max / 64 + u32::from(walk.max % 64 != 0);
-    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
-    unsafe { bpf_loop(words, walk_word as *mut c_void, (&raw mut *walk).cast(), 0) };
+    let max = read::<u32>(table, offset!(fdtable_max_fds)).ok_or(Drop::Unreadable)?.min(MAX_FDS);
+    // SAFETY: the only element, ours alone; the callback has the signature `bpf_loop` wants.
+    unsafe {
+        (*draft).max = max;
+        (*draft).slots = read::<u64>(table, offset!(fdtable_fd)).ok_or(Drop::Unreadable)?;
+        (*draft).open = read::<u64>(table, offset!(fdtable_open_fds)).ok_or(Drop::Unreadable)?;
+        (*draft).chunks = 0;
+        bpf_loop(max / 64 + u32::from(max % 64 != 0), walk_word as *mut c_void, ptr::null_mut(), 0);
+    }
     Ok(())
 }
 
 /// 64 descriptors, by one word of the table's bitmap of open descriptors.
 #[inline(never)]
-unsafe extern "C" fn walk_word(index: u32, walk: *mut c_void) -> i64 {
-    // SAFETY: `walk_table` passes a `TableWalk` on its caller's stack.
-    let walk = unsafe { &mut *walk.cast::<TableWalk>() };
-    if read::<u64>(walk.open + u64::from(index) * 8, 0).unwrap_or(0) == 0 {
+unsafe extern "C" fn walk_word(index: u32, _: *mut c_void) -> i64 {
+    let (Some(draft), Some(slots)) = (DRAFT.get_ptr_mut(0), EXIT_SLOTS.get_ptr_mut(0)) else { return 1 };
+    // SAFETY: the only element, ours alone.
+    let (held, open, max) = unsafe { ((*draft).record.held, (*draft).open, (*draft).max) };
+    if read::<u64>(open + u64::from(index) * 8, 0).unwrap_or(0) == 0 {
         return 0;
     }
     // So that the files of this word fit.
-    if walk.held > (EXIT_HOLDS - SLOTS_PER_WORD) as u32 && !make_room(walk) {
+    if held > (EXIT_HOLDS - SLOTS_PER_WORD) as u32 && !make_room(draft) {
         return 1;
     }
-    let Some(slots) = EXIT_SLOTS.get_ptr_mut(0) else { return 1 };
     let base = index * 64;
-    let wanted = walk.max.wrapping_sub(base).min(64);
+    let wanted = max.wrapping_sub(base).min(64);
     // SAFETY: at most 64 pointers into a buffer of 64; the source is checked by the helper.
     let failed = unsafe {
-        bpf_probe_read_kernel(slots.cast(), wanted * 8, (walk.slots + u64::from(base) * 8) as *const c_void)
+        let from = ((*draft).slots + u64::from(base) * 8) as *const c_void;
+        bpf_probe_read_kernel(slots.cast(), wanted * 8, from)
     };
     if failed != 0 {
         count(Drop::Unreadable);
         return 0;
     }
-    walk.base = base;
-    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
-    unsafe { bpf_loop(wanted, walk_slot as *mut c_void, (&raw mut *walk).cast(), 0) };
+    // SAFETY: the only element, ours alone; the callback has the signature `bpf_loop` wants.
+    unsafe {
+        (*draft).base = base;
+        bpf_loop(wanted, walk_slot as *mut c_void, ptr::null_mut(), 0);
+    }
     0
 }
 
 /// Sends what is there. False when enough has been sent for one exit.
 #[inline(always)]
-fn make_room(walk: &mut TableWalk) -> bool {
-    if walk.chunks >= MAX_EXIT_CHUNKS - 1 {
-        count(Drop::TableTooLong);
-        return false;
+fn make_room(draft: *mut Draft) -> bool {
+    // SAFETY: the only element, ours alone.
+    unsafe {
+        if (*draft).chunks >= MAX_EXIT_CHUNKS - 1 {
+            count(Drop::TableTooLong);
+            return false;
+        }
+        (*draft).chunks += 1;
+        account(send(draft, exit_bits::MORE));
+        (*draft).record.held = 0;
     }
-    let Some(draft) = DRAFT.get_ptr_mut(0) else { return false };
-    account(send(draft, walk.held, exit_bits::MORE));
-    walk.chunks += 1;
-    walk.held = 0;
     true
 }
 
 /// One of the 64 descriptors in [`EXIT_SLOTS`].
 #[inline(never)]
-unsafe extern "C" fn walk_slot(slot: u32, walk: *mut c_void) -> i64 {
-    // SAFETY: `walk_word` passes on the `TableWalk` it was given.
-    let walk = unsafe { &mut *walk.cast::<TableWalk>() };
-    let Some(slots) = EXIT_SLOTS.get(0) else { return 1 };
+unsafe extern "C" fn walk_slot(slot: u32, _: *mut c_void) -> i64 {
+    let (Some(draft), Some(slots)) = (DRAFT.get_ptr_mut(0), EXIT_SLOTS.get(0)) else { return 1 };
     // A mask is what the verifier understands as a bound, whatever register it ends up in.
-    let file = slots[(u64::from(slot) & 63) as usize];
+    let file = slots[(u64::from(slot) & (SLOTS_PER_WORD as u64 - 1)) as usize];
     if file == 0 {
         return 0;
     }
@@ -220,10 +225,12 @@ unsafe extern "C" fn walk_slot(slot: u32, walk: *mut c_void) -> i64 {
     if !is_wanted(rdev) || read::<u32>(file, offset!(file_mode)).unwrap_or(0) & FMODE_PATH != 0 {
         return 0;
     }
-    let Some(draft) = DRAFT.get_ptr_mut(0) else { return 1 };
-    let held = ExitHold { file, identity: identity(file), rdev, fd: walk.base + slot };
     // SAFETY: the only element, ours alone; a mask, as above.
-    unsafe { (*draft).held[(u64::from(walk.held) & (EXIT_HOLDS as u64 - 1)) as usize] = held };
-    walk.held += 1;
+    unsafe {
+        let at = (&raw const (*draft).record.held).read_volatile();
+        let held = ExitHold { file, identity: identity(file), rdev, fd: (*draft).base + slot };
+        (*draft).held[(u64::from(at) & (EXIT_HOLDS as u64 - 1)) as usize] = held;
+        (*draft).record.held = at + 1;
+    }
     0
 }
