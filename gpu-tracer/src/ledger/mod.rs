@@ -23,11 +23,13 @@
 mod apply;
 mod bounded;
 mod dropping;
+mod exits;
 mod files;
 mod gap;
 mod hash;
 mod holding;
 mod lineage;
+mod openers;
 mod opening;
 mod reconcile;
 mod release;

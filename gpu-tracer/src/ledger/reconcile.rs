@@ -2,15 +2,17 @@
 
 use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
-use super::hash::Set;
+use super::hash::{Map, Set};
 use super::holding::{Scene, take_holders};
+use super::openers::{Fresh, Sameness, slot_of};
 use super::release::of_file;
 use super::resolve::{Resolved, ResolvedFile, ResolvedHolder, Ways, resolve};
 use super::tidy::entries;
+use super::touches::Window;
 use super::world::World;
 use super::{Ledger, Looked};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
-use crate::model::event::TaskId;
+use crate::model::event::{Slot, TaskId};
 use crate::model::snapshot::Source;
 use crate::model::{ProcessId, Snapshot, Via};
 
@@ -113,19 +115,29 @@ impl Ledger {
         drift: &mut Drift,
     ) -> Vec<u64> {
         let mut ids = vec![0; resolved.files.len()];
-        let mut new = Vec::new();
+        let (mut new, mut undecided) = (Vec::new(), Vec::new());
+        let reserved = self.touches.reserved(scene.taken_ns);
         for (index, seen) in resolved.files.iter().enumerate() {
             let named = resolved.vias(seen).len() as u64;
             drift.racing += u64::from(seen.count.is_some_and(|count| named > count));
-            match self.files.id_of(seen.key) {
-                Some(id) if self.is_another(id, resolved, seen, holding.of(index), scene) => {
+            let Some(id) = self.files.id_of(seen.key) else {
+                new.push(index);
+                continue;
+            };
+            match self.known(id, resolved, seen, holding.of(index), &reserved, scene) {
+                Sameness::Another => {
                     drift.replaced += 1;
                     self.release(id, scene.taken_ns, ReleasedHow::Replaced, &mut drift.changes);
                     new.push(index);
+                    continue;
                 }
-                Some(id) => ids[index] = id,
-                None => new.push(index),
+                Sameness::Same => {}
+                Sameness::Undecided => {
+                    let seen_ns = self.files.get(id).and_then(|file| file.seen_ns).unwrap_or(0);
+                    undecided.push((id, seen_ns));
+                }
             }
+            ids[index] = id;
         }
         // Numbered by device, then by who refers to them and where: the same world gets the same ids.
         new.sort_by_cached_key(|index| {
@@ -142,37 +154,71 @@ impl Ledger {
                 see(file, seen, resolved.vias(seen), scene);
             }
         }
-        let fresh: Vec<_> = new.iter().map(|index| (ids[*index], holding.of(*index))).collect();
-        self.find_openers(&fresh, scene, &mut drift.changes);
-        if scene.before.is_some() {
-            let announced = |id: &u64| self.files.get(*id).is_some_and(|file| file.opened.is_some());
-            drift.unannounced = fresh.iter().filter(|(id, _)| !announced(id)).count() as u64;
+        self.find_births(&new, &ids, resolved, holding, scene, drift);
+        self.doubt_openings(&undecided, scene.taken_ns);
+        if !self.touches.is_empty() {
+            let slots = self.touches.slots();
+            let shown = resolved.files.iter().flat_map(|seen| resolved.vias(seen)).filter_map(slot_of);
+            let filled: Set<Slot> = shown.filter(|slot| slots.contains(slot)).collect();
+            self.touches.settle(scene.taken_ns, |slot| filled.contains(&slot));
         }
         ids
     }
 
-    /// Is what the snapshot has at this address another file than the one remembered?
-    fn is_another(
+    /// Finds out who opened the files that are `new`.
+    fn find_births(
+        &mut self,
+        new: &[usize],
+        ids: &[u64],
+        resolved: &Resolved<'_>,
+        holding: &Holding,
+        scene: &Scene<'_>,
+        drift: &mut Drift,
+    ) {
+        if !self.touches.is_empty() {
+            let fresh = new.iter().map(|index| {
+                let seen = &resolved.files[*index];
+                Fresh {
+                    id: ids[*index],
+                    device: seen.device,
+                    slots: resolved.vias(seen).filter_map(slot_of).collect(),
+                    referrers: referrers(holding.of(*index)).collect(),
+                }
+            });
+            let fresh: Vec<Fresh> = fresh.collect();
+            let window = Window {
+                since_ns: scene.before.map_or(0, |before| before.taken_ns),
+                until_ns: scene.taken_ns,
+                sure: scene.before.is_some_and(|before| before.complete) && !self.gaps.is_open(),
+            };
+            self.find_openers(&fresh, window, None, &mut drift.changes);
+        }
+        if scene.before.is_some() {
+            let announced =
+                |index: &usize| self.files.get(ids[*index]).is_some_and(|file| file.opened.is_some());
+            drift.unannounced = new.iter().filter(|index| !announced(index)).count() as u64;
+        }
+    }
+
+    /// Is what the snapshot has at this address the file remembered?
+    fn known(
         &self,
         id: u64,
         resolved: &Resolved<'_>,
         seen: &ResolvedFile,
         held: &[(ProcessId, Ways)],
+        reserved: &Map<Slot, u64>,
         scene: &Scene<'_>,
-    ) -> bool {
-        let Some(file) = self.files.get(id) else { return false };
+    ) -> Sameness {
+        let Some(file) = self.files.get(id) else { return Sameness::Same };
         if file.differs(seen.device, seen.identity) {
-            return true;
+            return Sameness::Another;
         }
-        let (Some(before), Some(_)) = (scene.before, file.seen_ns) else { return false };
-        if resolved.vias(seen).any(|via| file.references.binary_search(via).is_ok()) {
-            return false;
+        if scene.before.is_none() || self.touches.is_empty() {
+            return Sameness::Same;
         }
-        held.iter().any(|(process, ways)| {
-            ways.direct() > 0
-                && file.holder(*process).is_none()
-                && self.touches.since(*process, file.device, before.taken_ns)
-        })
+        let referrers: Vec<ProcessId> = referrers(held).collect();
+        self.sameness(file, resolved.vias(seen), &referrers, reserved, (scene.taken_ns, false))
     }
 
     /// Compares who holds each file with who did.
@@ -289,6 +335,11 @@ impl Ledger {
             self.release(id, scene.taken_ns, ReleasedHow::Absent, &mut drift.changes);
         }
     }
+}
+
+/// Those who refer to a file by descriptor or mapping.
+fn referrers(held: &[(ProcessId, Ways)]) -> impl Iterator<Item = ProcessId> {
+    held.iter().filter(|(_, ways)| ways.direct() > 0).map(|(process, _)| *process)
 }
 
 /// Who refers to each file of a snapshot, as processes: (process, how), ordered by process.
