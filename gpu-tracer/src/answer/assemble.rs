@@ -112,6 +112,7 @@ fn file_report(file: &FileView, looked: &Looked, devices: &Devices, clock: &Cloc
         unexplained: file.unexplained,
         driver_pins: file.driver_pins,
         opened_at: file.opened.as_ref().map(|opened| wall(clock, opened.at_ns)),
+        opened_exact: file.opened.as_ref().is_some_and(|opened| opened.exact),
         opener: file.opened.as_ref().map(|opened| Opener {
             pid: opened.opener.process.tgid,
             start_ns: opened.opener.process.start_ns,

@@ -5,7 +5,7 @@ use super::Ledger;
 use super::files::{FileRecord, FileState, HeldBy, Origin};
 use super::hash::{Map, Set};
 use super::lineage::DyingTable;
-use super::openers::{Fresh, Sameness, slot_of};
+use super::openers::{Fresh, Sameness, Scope, slot_of};
 use super::release::of_file;
 use super::resolve::Ways;
 use super::touches::Window;
@@ -37,6 +37,7 @@ impl Ledger {
         let (at_ns, process) = (exit.at_ns, exit.task.process);
         let window = Window {
             since_ns: self.looked.map_or(0, |looked| looked.taken_ns),
+            early_ns: self.looked.map_or(0, |looked| looked.before_ns),
             until_ns: at_ns,
             sure: self.looked.is_some_and(|looked| looked.complete) && !self.gaps.is_open(),
         };
@@ -44,19 +45,24 @@ impl Ledger {
         let (mut files, mut fresh, mut undecided) = (Vec::new(), Vec::new(), Vec::new());
         for file in by_file(exit.held) {
             let next_id = self.files.next_id();
+            let known = self.files.id_of(file.seen.file).and_then(|id| self.files.get(id));
+            let known = known.map(|known| known.differs(file.seen.device, file.seen.identity));
             let Some(id) = self.file_at_exit(exit, &file, &reserved, &mut undecided, changes) else {
                 continue;
             };
             if id == next_id {
+                // What was let go of because something new seemed to be there may be what is there.
+                let certain = known.is_none_or(|differs| differs);
                 let slots = exit.table.iter().flat_map(|table| slots(*table, &file.fds)).collect();
-                fresh.push(Fresh { id, device: file.seen.device, slots, referrers: vec![process] });
+                fresh.push(Fresh { id, device: file.seen.device, slots, referrers: vec![process], certain });
             }
             files.push((id, file.fds.len() as u64));
         }
         if !fresh.is_empty() {
             let ancestors = self.processes.ancestors(process).map(|(ancestor, _)| ancestor);
             let family: Vec<ProcessId> = std::iter::once(process).chain(ancestors).collect();
-            self.find_openers(&fresh, window, Some(&family), changes);
+            let scope = Scope { window, family: Some(&family), in_use: &|_| true };
+            self.find_openers(&fresh, scope, changes);
         }
         self.doubt_openings(&undecided, at_ns);
         fresh.iter().for_each(|file| self.say_whence(at_ns, process, file.id, changes));
@@ -139,7 +145,9 @@ impl Ledger {
         let elsewhere = |via: &Via| slot_of(via).is_none_or(|slot| slot.table != table);
         let elsewhere = record.references.iter().any(elsewhere);
         let referrers = [exit.task.process];
-        self.sameness(record, vias.iter(), &referrers, reserved, (exit.at_ns, elsewhere))
+        let window = Window { since_ns: 0, early_ns: 0, until_ns: exit.at_ns, sure: false };
+        let scope = Scope { window, family: None, in_use: &|_| true };
+        self.sameness(record, vias.iter(), &referrers, (reserved, elsewhere), scope)
     }
 
     /// A file first heard of when `process` exits, which it did not open: how it came to it.

@@ -81,6 +81,8 @@ pub struct Ledger {
 #[derive(Clone, Copy, Debug)]
 struct Looked {
     taken_ns: u64,
+    /// When the one before was taken; 0 if there was none.
+    before_ns: u64,
     /// It could see everywhere.
     complete: bool,
 }

@@ -19,7 +19,7 @@ use super::hash::Map;
 use super::touches::{Touch, Window};
 use crate::model::change::Change;
 use crate::model::event::Slot;
-use crate::model::{DeviceNumber, ProcessId, Via};
+use crate::model::{DeviceNumber, ProcessId, TableKey, Via};
 
 /// A file whose opener is wanted.
 #[derive(Clone, Debug)]
@@ -30,6 +30,18 @@ pub(super) struct Fresh {
     pub(super) slots: Vec<Slot>,
     /// Who refers to it by descriptor or mapping, in order.
     pub(super) referrers: Vec<ProcessId>,
+    /// It is certainly not the file that was at its address before.
+    pub(super) certain: bool,
+}
+
+/// Which touches may tell of a file.
+#[derive(Clone, Copy)]
+pub(super) struct Scope<'a> {
+    pub(super) window: Window,
+    /// Whose touches to go through, if not all ([`Touches::spare`](super::touches::Touches::spare)).
+    pub(super) family: Option<&'a [ProcessId]>,
+    /// Does any living task use this fd table?
+    pub(super) in_use: &'a dyn Fn(TableKey) -> bool,
 }
 
 /// What touches say of a file.
@@ -53,21 +65,15 @@ pub(super) enum Sameness {
 }
 
 impl Ledger {
-    /// Finds the openers of files that are heard of for the first time. `family`: whose touches to go through, if not all
-    /// ([`Touches::spare`](super::touches::Touches::spare)).
-    pub(super) fn find_openers(
-        &mut self,
-        fresh: &[Fresh],
-        window: Window,
-        family: Option<&[ProcessId]>,
-        changes: &mut Vec<Change>,
-    ) {
+    /// Finds the openers of files that are heard of for the first time.
+    pub(super) fn find_openers(&mut self, fresh: &[Fresh], scope: Scope<'_>, changes: &mut Vec<Change>) {
+        let Scope { window, family, .. } = scope;
         if fresh.is_empty() || self.touches.is_empty() {
             return;
         }
         let (mut claims, mut left) = (Vec::new(), Vec::new());
         for file in fresh {
-            match self.claim(file.device, &file.slots, &file.referrers, window) {
+            match self.claim(file.device, &file.slots, &file.referrers, scope) {
                 Claim::One(touch) => claims.push((touch, file)),
                 Claim::Several => {}
                 Claim::None => left.push(file),
@@ -82,10 +88,10 @@ impl Ledger {
             if let [(touch, file)] = same
                 && let Some(touch) = self.touches.take(touch.task.process, touch.device, touch.at_ns)
             {
-                opened.push((file.id, touch, true));
+                opened.push((file.id, touch, file.certain));
             }
         }
-        self.eliminate(&left, window, family, &mut opened);
+        self.eliminate(&left, scope, &mut opened);
         let (spare, sure) = (self.touches.spare(window, family), window.sure && !self.touches.forgot(window));
         opened.sort_by_key(|(id, touch, _)| (touch.at_ns, *id));
         for (id, touch, alone) in opened {
@@ -94,19 +100,15 @@ impl Ledger {
         }
     }
 
-    /// Matches files that no slot tells of with processes that alone can have opened them: (id, touch, is it the only one?).
-    fn eliminate(
-        &mut self,
-        left: &[&Fresh],
-        window: Window,
-        family: Option<&[ProcessId]>,
-        opened: &mut Vec<(u64, Touch, bool)>,
-    ) {
+    /// Matches files that no slot tells of with processes that alone can have opened them: (id, touch, is it the only
+    /// one?).
+    fn eliminate(&mut self, left: &[&Fresh], scope: Scope<'_>, opened: &mut Vec<(u64, Touch, bool)>) {
+        let Scope { window, family, .. } = scope;
         if left.is_empty() {
             return;
         }
         let spare = self.touches.spare(window, family);
-        let mut by_opener: Map<(ProcessId, DeviceNumber), Vec<(Option<u32>, u64)>> = Map::default();
+        let mut by_opener: Map<(ProcessId, DeviceNumber), Vec<(Option<u32>, &Fresh)>> = Map::default();
         for file in left {
             let touchers = spare.get(&file.device);
             let only = touchers.filter(|touchers| touchers.len() == 1).and_then(|one| one.iter().next());
@@ -117,11 +119,11 @@ impl Ledger {
             if let Some(opener) = opener {
                 // Descriptors are given out lowest first: their order is the likely order of opening.
                 let lowest = file.slots.iter().map(|slot| slot.fd).min();
-                by_opener.entry((opener, file.device)).or_default().push((lowest, file.id));
+                by_opener.entry((opener, file.device)).or_default().push((lowest, *file));
             }
         }
         for ((process, device), mut files) in by_opener {
-            files.sort_unstable_by_key(|(lowest, id)| (lowest.unwrap_or(u32::MAX), *id));
+            files.sort_unstable_by_key(|(lowest, file)| (lowest.unwrap_or(u32::MAX), file.id));
             let touched: Vec<u64> = self
                 .touches
                 .of(process)
@@ -129,7 +131,7 @@ impl Ledger {
                 .map(|touch| touch.at_ns)
                 .collect();
             let alone =
-                files.len() == 1 && touched.iter().filter(|at_ns| **at_ns > window.since_ns).count() == 1;
+                files.len() == 1 && touched.iter().filter(|at_ns| **at_ns > window.early_ns).count() == 1;
             // The latest touches, in order. Where there are fewer than files, the first is the nearest that can be said.
             let (skipped, lacking) =
                 (touched.len().saturating_sub(files.len()), files.len().saturating_sub(touched.len()));
@@ -143,7 +145,10 @@ impl Ledger {
             let Some(first) = taken.first().cloned() else { continue };
             let touches = std::iter::repeat_n(first, lacking).chain(taken);
             opened.extend(
-                files.iter().zip(touches).map(|((_, id), touch)| (*id, touch, alone && lacking == 0)),
+                files
+                    .iter()
+                    .zip(touches)
+                    .map(|((_, file), touch)| (file.id, touch, file.certain && alone && lacking == 0)),
             );
         }
     }
@@ -168,7 +173,14 @@ impl Ledger {
     }
 
     /// The touch that the slots of a file point to.
-    fn claim(&self, device: DeviceNumber, slots: &[Slot], referrers: &[ProcessId], window: Window) -> Claim {
+    fn claim(
+        &self,
+        device: DeviceNumber,
+        slots: &[Slot],
+        referrers: &[ProcessId],
+        scope: Scope<'_>,
+    ) -> Claim {
+        let window = scope.window;
         let by_slot = slots.iter().filter_map(|slot| {
             let at = |touch: &&Touch| touch.slot == Some(*slot);
             let touches = || referrers.iter().flat_map(|process| self.touches.of(*process)).filter(at);
@@ -185,7 +197,7 @@ impl Ledger {
         // Exec and unshare give a process another table with the same files in the same slots.
         let moved = referrers.iter().filter_map(|process| {
             let mut touches = self.touches.of(*process).rev().filter(in_slot);
-            touches.find(|touch| !slots.iter().any(|slot| touch.slot == Some(*slot)))
+            touches.find(|touch| touch.slot.is_some_and(|slot| !(scope.in_use)(slot.table)))
         });
         let inherited = referrers.iter().flat_map(|process| self.processes.ancestors(*process)).filter_map(
             |(ancestor, child)| {
@@ -209,11 +221,11 @@ impl Ledger {
         file: &FileRecord,
         vias: impl Iterator<Item = &'a Via> + Clone,
         referrers: &[ProcessId],
-        reserved: &Map<Slot, u64>,
-        (until_ns, elsewhere): (u64, bool),
+        (reserved, elsewhere): (&Map<Slot, u64>, bool),
+        scope: Scope<'_>,
     ) -> Sameness {
         let Some(seen_ns) = file.seen_ns else { return Sameness::Same };
-        let window = Window { since_ns: seen_ns, until_ns, sure: false };
+        let window = Window { since_ns: seen_ns, ..scope.window };
         let touched_without_slot = || {
             let mut touches = referrers.iter().flat_map(|process| self.touches.of(*process));
             touches.any(|touch| touch.device == file.device && touch.slot.is_none() && window.has(touch))
@@ -223,10 +235,12 @@ impl Ledger {
             emptied_ns.is_none_or(|at_ns| *at_ns <= seen_ns) && file.references.binary_search(via).is_ok()
         };
         if vias.clone().any(stayed) {
-            return if touched_without_slot() { Sameness::Undecided } else { Sameness::Same };
+            let mut slots = vias.filter_map(slot_of);
+            let refilled = slots.any(|slot| reserved.get(&slot).is_some_and(|at_ns| *at_ns > seen_ns));
+            return if refilled || touched_without_slot() { Sameness::Undecided } else { Sameness::Same };
         }
         let slots: Vec<Slot> = vias.filter_map(slot_of).collect();
-        match self.claim(file.device, &slots, referrers, window) {
+        match self.claim(file.device, &slots, referrers, Scope { window, ..scope }) {
             Claim::One(touch) if touch.at_ns > seen_ns && !elsewhere => Sameness::Another,
             Claim::None if touched_without_slot() && self.only_strangers(file, referrers, window) => {
                 Sameness::Another

@@ -4,7 +4,7 @@ use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
 use super::hash::{Map, Set};
 use super::holding::{Scene, take_holders};
-use super::openers::{Fresh, Sameness, slot_of};
+use super::openers::{Fresh, Sameness, Scope, slot_of};
 use super::release::of_file;
 use super::resolve::{Resolved, ResolvedFile, ResolvedHolder, Ways, resolve};
 use super::tidy::entries;
@@ -77,7 +77,11 @@ impl Ledger {
         }
         let resolved = resolve(snapshot);
         drift.dangling = resolved.dangling;
-        let world = World::new(snapshot, &self.tgids(&resolved.holders), self.any_dying());
+        let world = World::new(
+            snapshot,
+            &self.tgids(&resolved.holders),
+            self.any_dying() || !self.touches.is_empty(),
+        );
         let scene = Scene { taken_ns: snapshot.taken_ns, complete, before: self.looked, world: &world };
         let holding = Holding::new(&resolved);
         self.meet_holders(&resolved.holders, &scene, &mut drift.changes);
@@ -87,7 +91,8 @@ impl Ledger {
         self.judge_absent(&ids, &dying, &scene, &mut drift);
         let (named, dropping) = self.survey();
         self.holders = entries(&ids, resolved.holders, &dropping, &world);
-        self.looked = Some(Looked { taken_ns: snapshot.taken_ns, complete });
+        let before_ns = scene.before.map_or(0, |before| before.taken_ns);
+        self.looked = Some(Looked { taken_ns: snapshot.taken_ns, before_ns, complete });
         self.tidy(named, &scene, &mut drift.changes);
         drift.changes.sort_by_key(|change| change.at_ns);
         self.drift.add(&drift);
@@ -116,6 +121,8 @@ impl Ledger {
     ) -> Vec<u64> {
         let mut ids = vec![0; resolved.files.len()];
         let (mut new, mut undecided) = (Vec::new(), Vec::new());
+        // Taken for another than the file remembered, and not for sure.
+        let mut likely: Set<usize> = Set::default();
         let reserved = self.touches.reserved(scene.taken_ns);
         for (index, seen) in resolved.files.iter().enumerate() {
             let named = resolved.vias(seen).len() as u64;
@@ -127,6 +134,9 @@ impl Ledger {
             match self.known(id, resolved, seen, holding.of(index), &reserved, scene) {
                 Sameness::Another => {
                     drift.replaced += 1;
+                    if self.files.get(id).is_some_and(|file| !file.differs(seen.device, seen.identity)) {
+                        likely.insert(index);
+                    }
                     self.release(id, scene.taken_ns, ReleasedHow::Replaced, &mut drift.changes);
                     new.push(index);
                     continue;
@@ -154,7 +164,8 @@ impl Ledger {
                 see(file, seen, resolved.vias(seen), scene);
             }
         }
-        self.find_births(&new, &ids, resolved, holding, scene, drift);
+        let certain = |index: usize| !likely.contains(&index);
+        self.find_births(&new, &ids, (resolved, holding), certain, scene, drift);
         self.doubt_openings(&undecided, scene.taken_ns);
         if !self.touches.is_empty() {
             let slots = self.touches.slots();
@@ -170,8 +181,8 @@ impl Ledger {
         &mut self,
         new: &[usize],
         ids: &[u64],
-        resolved: &Resolved<'_>,
-        holding: &Holding,
+        (resolved, holding): (&Resolved<'_>, &Holding),
+        certain: impl Fn(usize) -> bool,
         scene: &Scene<'_>,
         drift: &mut Drift,
     ) {
@@ -183,20 +194,31 @@ impl Ledger {
                     device: seen.device,
                     slots: resolved.vias(seen).filter_map(slot_of).collect(),
                     referrers: referrers(holding.of(*index)).collect(),
+                    certain: certain(*index),
                 }
             });
             let fresh: Vec<Fresh> = fresh.collect();
-            let window = Window {
-                since_ns: scene.before.map_or(0, |before| before.taken_ns),
-                until_ns: scene.taken_ns,
-                sure: scene.before.is_some_and(|before| before.complete) && !self.gaps.is_open(),
+            let scope = Scope {
+                window: self.window(scene),
+                family: None,
+                in_use: &|table| scene.world.in_use(table),
             };
-            self.find_openers(&fresh, window, None, &mut drift.changes);
+            self.find_openers(&fresh, scope, &mut drift.changes);
         }
         if scene.before.is_some() {
             let announced =
                 |index: &usize| self.files.get(ids[*index]).is_some_and(|file| file.opened.is_some());
             drift.unannounced = new.iter().filter(|index| !announced(index)).count() as u64;
+        }
+    }
+
+    /// What may have been asked for since the last look.
+    fn window(&self, scene: &Scene<'_>) -> Window {
+        Window {
+            since_ns: scene.before.map_or(0, |before| before.taken_ns),
+            early_ns: scene.before.map_or(0, |before| before.before_ns),
+            until_ns: scene.taken_ns,
+            sure: scene.before.is_some_and(|before| before.complete) && !self.gaps.is_open(),
         }
     }
 
@@ -218,7 +240,9 @@ impl Ledger {
             return Sameness::Same;
         }
         let referrers: Vec<ProcessId> = referrers(held).collect();
-        self.sameness(file, resolved.vias(seen), &referrers, reserved, (scene.taken_ns, false))
+        let scope =
+            Scope { window: self.window(scene), family: None, in_use: &|table| scene.world.in_use(table) };
+        self.sameness(file, resolved.vias(seen), &referrers, (reserved, false), scope)
     }
 
     /// Compares who holds each file with who did.

@@ -87,7 +87,8 @@ impl Ledger {
         // What was heard of since the snapshot before may not have been visible to this one yet.
         self.processes.prune(&named, scene.before.map_or(0, |before| before.taken_ns));
         let processes = &self.processes;
-        self.touches.retain(scene.taken_ns, |process| processes.get(process).is_some());
+        let before_ns = scene.before.map_or(0, |before| before.taken_ns);
+        self.touches.retain(before_ns, |process| processes.get(process).is_some());
         if scene.complete {
             changes.extend(self.gaps.close(scene.taken_ns).into_iter().map(|gap| Change {
                 at_ns: gap.to_ns,

@@ -32,6 +32,8 @@ pub(super) struct Touch {
 pub(super) struct Window {
     /// Files that were open then are known.
     pub(super) since_ns: u64,
+    /// The look before that: an open that was on its way at `since_ns` is not older than this, unless the driver takes its time.
+    pub(super) early_ns: u64,
     /// What was asked for after that may not be visible yet.
     pub(super) until_ns: u64,
     /// All that was open at `since_ns` is known, and so is all that was asked for since.
@@ -135,14 +137,14 @@ impl Touches {
         reserved
     }
 
-    /// Who touched what in this window and was matched with no file.
+    /// Who touched what in this window, or on its verge, and was matched with no file.
     ///
     /// With a `family`, only its touches are gone through, and anybody else who touched a device counts as not matched:
     /// what all others have touched would be too much to go through at every exit.
     pub(super) fn spare(&self, window: Window, family: Option<&[ProcessId]>) -> Spare {
         let mut spare = Spare::default();
         let mut add = |touch: &Touch| {
-            if window.has(touch) {
+            if touch.at_ns > window.early_ns && touch.at_ns <= window.until_ns {
                 spare.entry(touch.device).or_default().insert(touch.task.process);
             }
         };
@@ -152,7 +154,7 @@ impl Touches {
         };
         family.iter().flat_map(|process| self.of(*process)).for_each(&mut add);
         for (device, last) in &self.last {
-            let others = last.iter().filter(|(by, at_ns)| *at_ns > window.since_ns && !family.contains(by));
+            let others = last.iter().filter(|(by, at_ns)| *at_ns > window.early_ns && !family.contains(by));
             others.for_each(|(by, _)| _ = spare.entry(*device).or_default().insert(*by));
         }
         spare
@@ -160,7 +162,7 @@ impl Touches {
 
     /// Were touches forgotten, for want of room, that were in this window?
     pub(super) fn forgot(&self, window: Window) -> bool {
-        self.forgotten_ns > window.since_ns
+        self.forgotten_ns > window.early_ns
     }
 
     /// Takes out one touch that a file has been matched with.

@@ -104,6 +104,10 @@ pub struct FileReport {
     pub driver_pins: u64,
     /// When it was opened, if that was seen.
     pub opened_at: Option<String>,
+    /// Are `opened_at` and `opener` certain? If not, they are what is likely: several opens of the device came so close
+    /// together that this file may be of another one of them.
+    #[serde(default)]
+    pub opened_exact: bool,
     /// Who opened it, if that was seen.
     pub opener: Option<Opener>,
 }

@@ -153,6 +153,7 @@ fn file() -> impl Strategy<Value = FileReport> {
             unexplained,
             driver_pins: 0,
             opened_at: None,
+            opened_exact: false,
             opener,
         })
 }
