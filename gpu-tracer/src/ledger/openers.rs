@@ -184,11 +184,16 @@ impl Ledger {
         let by_slot = slots.iter().filter_map(|slot| {
             let at = |touch: &&Touch| touch.slot == Some(*slot);
             let touches = || referrers.iter().flat_map(|process| self.touches.of(*process)).filter(at);
-            let latest =
-                touches().filter(|touch| touch.at_ns <= window.until_ns).max_by_key(|touch| touch.at_ns);
             // What was asked for while the look went on may be in it or not.
             let during = || touches().filter(|touch| touch.device == device).min_by_key(|touch| touch.at_ns);
-            latest.or_else(during)
+            let (by, at_ns) = self.touches.last_at(*slot)?;
+            if at_ns > window.until_ns {
+                let before = touches().filter(|touch| touch.at_ns <= window.until_ns);
+                return before.max_by_key(|touch| touch.at_ns).or_else(during);
+            }
+            // It may be somebody else who shares the table.
+            let last = self.touches.of(by).find(|touch| touch.at_ns == at_ns && at(touch));
+            last.filter(|touch| self.may_share(touch, referrers, scope))
         });
         let fds: Vec<u32> = slots.iter().map(|slot| slot.fd).collect();
         let in_slot = |touch: &&Touch| {
@@ -212,6 +217,16 @@ impl Ledger {
             judge(inherited.filter(of_device).collect(), window),
         ];
         judged.into_iter().find(|claim| *claim != Claim::None).unwrap_or(Claim::None)
+    }
+
+    /// May this touch have been in the very table that these processes use? An address of a table is reused, too.
+    fn may_share(&self, touch: &Touch, referrers: &[ProcessId], scope: Scope<'_>) -> bool {
+        let by = touch.task.process;
+        // A look shows everybody who uses a table.
+        let unseen = scope.family.is_some()
+            && self.history(by).is_some_and(|history| history.exit.is_none() && history.freed_ns.is_none())
+            && referrers.iter().any(|process| process.start_ns < touch.at_ns);
+        unseen || referrers.contains(&by)
     }
 
     /// Compares what is at a file's address now with what was there when it was last seen. `reserved`: slots by when an

@@ -57,6 +57,8 @@ pub(super) struct Touches {
     count: usize,
     /// The time of the last one that was forgotten for want of room.
     forgotten_ns: u64,
+    /// Who reserved each slot last, and when. Matched ones count, until the next look.
+    reserved: Map<Slot, (ProcessId, u64)>,
     /// Per device, the last touch of each of the last two processes that touched it, the latest first. Matched ones count.
     last: Map<DeviceNumber, [(ProcessId, u64); 2]>,
 }
@@ -70,6 +72,7 @@ impl Touches {
         if log.range(..at).rev().take_while(|known| known.at_ns == touch.at_ns).any(same) {
             return;
         }
+        note_reserved(&mut self.reserved, &touch);
         log.insert(at, touch);
         self.count += 1;
         if log.len() > TOUCHES_KEPT
@@ -110,6 +113,12 @@ impl Touches {
 
     fn recount(&mut self) {
         self.count = self.logs.values().map(VecDeque::len).sum();
+        let mut reserved = std::mem::take(&mut self.reserved);
+        reserved.clear();
+        for touch in self.all() {
+            note_reserved(&mut reserved, touch);
+        }
+        self.reserved = reserved;
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -123,6 +132,11 @@ impl Touches {
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Touch> {
         self.logs.values().flatten()
+    }
+
+    /// When a slot was last reserved, and by whom, whether a file has been matched with that since the last look or not.
+    pub(super) fn last_at(&self, slot: Slot) -> Option<(ProcessId, u64)> {
+        self.reserved.get(&slot).copied()
     }
 
     /// When each slot was last reserved for a device, up to this moment.
@@ -200,5 +214,14 @@ impl Touches {
         self.logs.retain(|process, log| !log.is_empty() && keep(*process));
         self.last.retain(|_, last| last[0].1 > since_ns);
         self.recount();
+    }
+}
+
+fn note_reserved(reserved: &mut Map<Slot, (ProcessId, u64)>, touch: &Touch) {
+    if let Some(slot) = touch.slot {
+        let last = reserved.entry(slot).or_insert((touch.task.process, touch.at_ns));
+        if last.1 < touch.at_ns {
+            *last = (touch.task.process, touch.at_ns);
+        }
     }
 }

@@ -193,7 +193,7 @@ impl Cast {
                 }
                 let pages = if how.is_multiple_of(2) { 1 } else { 3 };
                 let at = self.address(task, &Order::Map(fd, pages * PAGE))?;
-                self.model.map(task, Mapped { at, pages, file, part: false, since: 0 });
+                self.model.map(task, Mapped { at, pages, file, part: false, moved: false, since: 0 });
                 format!("mmap({fd}, {pages} pages) = {at:#x}")
             }
             Kind::Unmap => {
@@ -222,7 +222,8 @@ impl Cast {
                 let order = Order::Remap(mapped.at, mapped.pages * PAGE, pages * PAGE);
                 let at = self.address(task, &order)?;
                 self.model.unmap(task, mapped.at);
-                self.model.map(task, Mapped { at, pages, ..mapped });
+                let moved = mapped.moved || at != mapped.at;
+                self.model.map(task, Mapped { at, pages, moved, ..mapped });
                 format!("mremap({:#x}, {} to {pages} pages) = {at:#x}", mapped.at, mapped.pages)
             }
         };

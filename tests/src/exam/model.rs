@@ -10,6 +10,8 @@ use std::ffi::c_int;
 use super::moment::Milliseconds;
 use crate::truth::Counts;
 
+const PAGE: usize = 4096;
+
 /// A number of the model's own, never used twice.
 pub type Id = u64;
 
@@ -44,6 +46,8 @@ pub struct Mapped {
     pub file: Id,
     /// Is it what is left of a larger one?
     pub part: bool,
+    /// Has `mremap(2)` moved it? The kernel makes one mapping of two of that sort that touch, if both are of one file.
+    pub moved: bool,
     /// Since which step it is there.
     pub since: u64,
 }
@@ -83,6 +87,10 @@ struct Opened {
     step: u64,
     /// Between these moments.
     between: (Milliseconds, Milliseconds),
+    /// See [`ExpectedFile::likely`]; ever since it was opened.
+    likely: BTreeSet<u32>,
+    /// The last step in which one of them opened something where this came to be.
+    reopened: u64,
 }
 
 /// A device was opened at a descriptor. Remembered for ever: the slot may seem to hold that file later.
@@ -138,7 +146,7 @@ pub struct ExpectedFile {
     /// Between which moments.
     pub opened: (Milliseconds, Milliseconds),
     /// Who may seem to have opened it to somebody who sees which descriptors were opened and where files are: in the same
-    /// slot of the same table, or of a process or one of its ancestors, somebody opened the same device.
+    /// slot of the same table, or of a process or one of its ancestors, somebody had opened the same device.
     pub likely: BTreeSet<u32>,
     /// It has a reference that it had at the last question already. If so, it can be known again.
     pub stays: bool,
@@ -227,8 +235,9 @@ impl Model {
         let file = self.id();
         let (pid, step, device) = (self.pid(task), self.step, device.to_owned());
         let Task { process, table } = self.tasks[&task];
+        let (likely, reopened) = (BTreeSet::new(), 0);
         self.opens.push(SlotOpened { process, pid, table, fd, device: device.clone(), step });
-        self.files.insert(file, Opened { device, opener: pid, step, between });
+        self.files.insert(file, Opened { device, opener: pid, step, between, likely, reopened });
         self.put(task, fd, Entry { object: Object::File(file), cloexec, since: step });
         file
     }
@@ -237,6 +246,9 @@ impl Model {
     pub fn put(&mut self, task: Id, fd: c_int, entry: Entry) {
         let since = self.step;
         self.table_mut(task).insert(fd, Entry { since, ..entry });
+        if let Some(file) = entry.file() {
+            self.note_place(self.tasks[&task].table, fd, file);
+        }
     }
 
     /// A descriptor is closed.
@@ -246,8 +258,22 @@ impl Model {
 
     /// A mapping is made.
     pub fn map(&mut self, task: Id, mapped: Mapped) {
-        let since = self.step;
-        self.memory_mut(task).push(Mapped { since, ..mapped });
+        let mut new = Mapped { since: self.step, ..mapped };
+        let end = |mapped: &Mapped| mapped.at + (mapped.pages * PAGE) as u64;
+        self.memory_mut(task).retain(|other| {
+            let touches = end(other) == new.at || end(&new) == other.at;
+            let merges = new.moved && other.moved && other.file == new.file && touches;
+            if merges {
+                new = Mapped {
+                    at: new.at.min(other.at),
+                    pages: new.pages + other.pages,
+                    part: new.part || other.part,
+                    ..new
+                };
+            }
+            !merges
+        });
+        self.memory_mut(task).push(new);
     }
 
     /// The mapping at an address is gone.
@@ -297,7 +323,9 @@ impl Model {
         let mapped = self.memory(task).iter().map(|mapped| Mapped { since, ..*mapped }).collect();
         self.memories.insert(memory, mapped);
         let table = if sharing_table { self.tasks[&task].table } else { self.copy_of_table(task) };
-        self.process(pid, table, memory, Some(self.tasks[&task].process))
+        let child = self.process(pid, table, memory, Some(self.tasks[&task].process));
+        self.note_places(table);
+        child
     }
 
     fn copy_of_table(&mut self, task: Id) -> Id {
@@ -320,6 +348,7 @@ impl Model {
         if let Some(task) = self.tasks.get_mut(&task) {
             task.table = copy;
         }
+        self.note_places(copy);
         self.sweep();
     }
 
@@ -333,6 +362,7 @@ impl Model {
         let others: Vec<Id> = self.tasks_of(process).into_iter().filter(|other| *other != task).collect();
         self.tasks.retain(|task, _| !others.contains(task));
         self.tasks.insert(task, Task { process, table });
+        self.note_places(table);
         self.processes.entry(process).and_modify(|known| known.memory = memory);
         self.sweep();
         others
@@ -385,9 +415,8 @@ impl Model {
         self.sweep();
         let mut expected = Expected::default();
         for (file, opened) in &self.files {
-            let Opened { device, opener, step, between } = opened.clone();
-            let (likely, reopened) = self.likely(*file, &device);
-            let fresh = step > self.asked;
+            let Opened { device, opener, step, between, likely, reopened } = opened.clone();
+            let (reopened, fresh) = (reopened > self.asked, step > self.asked);
             let file_expected = ExpectedFile {
                 device,
                 opener,
@@ -414,23 +443,25 @@ impl Model {
         expected
     }
 
-    /// See [`ExpectedFile::likely`]; and did any of them become so since the last question?
-    fn likely(&self, file: Id, device: &str) -> (BTreeSet<u32>, bool) {
-        let (mut likely, mut since) = (BTreeSet::new(), false);
-        for task in self.tasks.values() {
-            let lineage: Vec<Id> =
-                std::iter::successors(Some(task.process), |one| self.parents.get(one).copied()).collect();
-            let here = self.tables[&task.table].iter().filter(|(_, entry)| entry.file() == Some(file));
-            for (fd, _) in here {
-                let opened = self.opens.iter().filter(|open| open.fd == *fd && open.device == device);
-                for open in opened.filter(|open| open.table == task.table || lineage.contains(&open.process))
-                {
-                    likely.insert(open.pid);
-                    since |= open.step > self.asked;
-                }
+    /// A file has come to a slot: whoever has opened the same device there, in this table or in one that this comes from.
+    fn note_place(&mut self, table: Id, fd: c_int, file: Id) {
+        let Some(known) = self.files.get_mut(&file) else { return };
+        let users = self.tasks.values().filter(|task| task.table == table).map(|task| task.process);
+        let lineage: BTreeSet<Id> = users
+            .flat_map(|process| std::iter::successors(Some(process), |one| self.parents.get(one).copied()))
+            .collect();
+        for open in self.opens.iter().filter(|open| open.fd == fd && open.device == known.device) {
+            if open.table == table || lineage.contains(&open.process) {
+                known.likely.insert(open.pid);
+                known.reopened = known.reopened.max(open.step);
             }
         }
-        (likely, since)
+    }
+
+    fn note_places(&mut self, table: Id) {
+        let entries = self.tables.get(&table).into_iter().flatten();
+        let places: Vec<(c_int, Id)> = entries.filter_map(|(fd, entry)| Some((*fd, entry.file()?))).collect();
+        places.into_iter().for_each(|(fd, file)| self.note_place(table, fd, file));
     }
 
     /// Every reference: the file that it refers to, and since which step.
@@ -492,7 +523,7 @@ mod tests {
         let mut model = Model::default();
         let task = model.start(10);
         let file = model.open(task, 3, "nvidia0", true, (0, 0));
-        model.map(task, Mapped { at: 4096, pages: 1, file, part: false, since: 0 });
+        model.map(task, Mapped { at: 4096, pages: 1, file, part: false, moved: false, since: 0 });
         model.socket_pair(task, (4, 5));
         let Object::Socket(end) = model.table(task)[&5].object else { panic!("a socket") };
         model.enqueue(end, vec![file]);
