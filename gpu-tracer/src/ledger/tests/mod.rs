@@ -2,6 +2,7 @@
 
 mod converging;
 mod history;
+mod openers;
 mod resolving;
 mod speed;
 mod states;
