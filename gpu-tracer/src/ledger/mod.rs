@@ -127,6 +127,15 @@ impl Ledger {
         self.followed(|history| history.exit.is_none() && history.description.is_none())
     }
 
+    /// Would [`Ledger::undescribed`] name this one?
+    #[must_use]
+    pub fn is_undescribed(&self, process: ProcessId) -> bool {
+        let waits = |history: &ProcessHistory| {
+            history.freed_ns.is_none() && history.exit.is_none() && history.description.is_none()
+        };
+        self.history(process).is_some_and(waits) && self.relevant(process)
+    }
+
     /// Processes whose forks, execs, exits, names and signals matter, in order: those that hold something, have touched
     /// a device, or were forked by one that does and have not been looked at since.
     #[must_use]
