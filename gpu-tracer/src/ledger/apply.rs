@@ -6,7 +6,7 @@ use super::exits::AtExit;
 use super::files::{FileRecord, FileState};
 use super::lineage::{ExitSeen, NameChange, SignalSeen};
 use super::opening::Open;
-use super::release::of_file;
+use super::release::{of_file, of_process};
 use super::touches::Touch;
 use crate::model::change::{Change, ChangeKind, GapCause, Killer, ReleasedHow};
 use crate::model::event::{Event, EventKind, Exit, Sender, TaskId};
@@ -97,7 +97,7 @@ impl Ledger {
     /// Says something of a process, if it matters to any file.
     fn say(&self, at_ns: u64, process: ProcessId, kind: ChangeKind, changes: &mut Vec<Change>) {
         if self.relevant(process) {
-            changes.push(Change { at_ns, file: None, device: None, process: Some(process), kind });
+            changes.push(of_process(at_ns, process, kind));
         }
     }
 
@@ -233,6 +233,10 @@ impl Ledger {
         }
         let by = exit.signal().and_then(|_| record.history.ended_by()).map(|seen| seen.by.clone());
         self.tasks_seen(task).for_each(|known| known.exiting = true);
+        let ends = group_dead && self.relevant(task.process);
+        if let Some(record) = self.processes.get_mut(task.process).filter(|_| ends) {
+            record.leaving = true;
+        }
         self.say(at_ns, task.process, ChangeKind::Exiting { tid: task.tid, group_dead, exit, by }, changes);
     }
 
@@ -240,7 +244,10 @@ impl Ledger {
         let Some(record) = self.processes.get_mut(task.process) else { return };
         if task.is_leader() && record.history.freed_ns.is_none() {
             record.history.freed_ns = Some(at_ns);
-            self.say(at_ns, task.process, ChangeKind::Exited, changes);
+            let leaving = std::mem::take(&mut record.leaving);
+            if leaving || self.relevant(task.process) {
+                changes.push(of_process(at_ns, task.process, ChangeKind::Exited));
+            }
         }
     }
 
