@@ -10,7 +10,7 @@ use std::{
 };
 
 use aya::{
-    Btf as AyaBtf, Ebpf, EbpfLoader,
+    Btf as AyaBtf, Ebpf, EbpfLoader, Endianness,
     maps::{Array, HashMap, MapData, RingBuf},
     programs::Iter,
 };
@@ -117,9 +117,12 @@ impl Iterators {
             return Err(ProbeError::NoObject);
         }
         let layout = layout::resolve(btf)?;
-        let kernel = AyaBtf::from_sys_fs().map_err(|error| ProbeError::Load(error.into()))?;
+        // The file is long, and slow to read.
+        let kernel = AyaBtf::parse(btf.bytes(), Endianness::default());
+        let kernel = kernel.map_err(|error| ProbeError::Load(error.into()))?;
         let mut loader = EbpfLoader::new();
-        loader.btf(Some(&kernel)).override_global("KERNEL", layout.as_bytes(), true);
+        // The programs ask for nothing to be relocated: offsets are in `KERNEL`.
+        loader.btf(None).override_global("KERNEL", layout.as_bytes(), true);
         // Maps of programs that are not loaded here; each is made as small as can be.
         events::MAPS.iter().for_each(|(map, least)| {
             loader.map_max_entries(map, *least);
