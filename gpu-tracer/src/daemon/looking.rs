@@ -11,7 +11,7 @@ use super::core::Core;
 use crate::answer::{half_gone, half_gone_task, pid_namespace};
 use crate::kernel::{Answer, Btf, boot_now};
 use crate::model::event::{Event, EventKind};
-use crate::model::{FileKey, Missing, ProcessId, Snapshot};
+use crate::model::{FileKey, Missing, ProcessId, Snapshot, counted};
 use crate::probe::events::{FileChecked, RememberedFile};
 use crate::probe::{Iterators, ProbeError, waiting};
 
@@ -162,8 +162,8 @@ impl Core {
         self.missing.push(Missing {
             what: "snapshot",
             why: format!(
-                "a look at the kernel hung {} times; this is what was known then, the next look is due {} s after it",
-                self.hangs,
+                "a look at the kernel hung {}; this is what was known then, the next look is due {} s after it",
+                counted(self.hangs, "time", "times"),
                 pause.as_secs()
             ),
         });
