@@ -343,6 +343,9 @@ impl Core {
         }
         self.housekeeping_due = now + HOUSEKEEPING;
         self.clock = Clock::now();
+        if self.ledger.shrink() {
+            super::memory::give_back();
+        }
         self.remember_being_alive();
         manager.tell(&format!("STATUS={}", self.in_a_sentence()));
     }

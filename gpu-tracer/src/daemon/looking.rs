@@ -12,7 +12,7 @@ use crate::answer::{half_gone, half_gone_task, pid_namespace};
 use crate::kernel::{Answer, Btf, boot_now};
 use crate::ledger::FileState;
 use crate::model::event::{Event, EventKind};
-use crate::model::{FileKey, Missing, ProcessId, Snapshot};
+use crate::model::{FileKey, Missing, ProcessId, Snapshot, counted};
 use crate::probe::events::{FileChecked, RememberedFile};
 use crate::probe::{Iterators, ProbeError, waiting};
 
@@ -41,7 +41,7 @@ impl Core {
         }
         self.look_once()?;
         let mut looks = 1;
-        if asked && self.hangs == 0 && self.is_in_doubt() {
+        if asked && self.hangs == 0 && self.ledger.is_in_doubt() {
             thread::sleep(BETWEEN_LOOKS);
             self.look_once()?;
             looks = 2;
@@ -71,12 +71,6 @@ impl Core {
                 && state.since_ns().is_some_and(|since_ns| since_ns > then_ns)
         };
         self.ledger.pending().iter().any(|file| leaving(file.state))
-    }
-
-    /// A file whose references did not add up in the last look, and did before: it may only have raced with a close.
-    fn is_in_doubt(&self) -> bool {
-        let view = self.ledger.view();
-        view.files.iter().any(|file| file.unexplained_since_ns.is_some_and(|since| since == view.taken_ns))
     }
 
     fn look_once(&mut self) -> anyhow::Result<()> {
@@ -200,8 +194,8 @@ impl Core {
         self.missing.push(Missing {
             what: "snapshot",
             why: format!(
-                "a look at the kernel hung {} times; this is what was known then, the next look is due {} s after it",
-                self.hangs,
+                "a look at the kernel hung {}; this is what was known then, the next look is due {} s after it",
+                counted(self.hangs, "time", "times"),
                 pause.as_secs()
             ),
         });
