@@ -5,8 +5,8 @@
 //!
 //! * **Identity.** A file is known by its address and by a number of the ledger's own, which is never given twice:
 //!   addresses are reused at once. A new file is recognised at a known address by the release of the old one (seen, or
-//!   found by a re-check), by another device or identity, or by this: not one of its references was there before, and a process
-//!   that did not hold the old one touched the device since.
+//!   found by a re-check), by another device or identity, or by this: none of its references has stayed since it was last
+//!   seen, and it is where the device was opened since (`openers.rs`).
 //! * **Order.** Events may come late, twice, or never. An event about an address from before the file there was born
 //!   is not about that file; a release from before a snapshot that saw the address in use means that there has been a
 //!   new file. Everything that was reported before a snapshot was finished should be applied before it.
