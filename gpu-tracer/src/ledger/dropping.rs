@@ -16,11 +16,6 @@ use crate::model::event::TaskId;
 pub(super) type Dying = Map<u64, Vec<(ProcessId, u64)>>;
 
 impl Ledger {
-    /// Does any process have tables that were seen at its exit?
-    pub(super) fn any_dying(&self) -> bool {
-        self.processes.iter().any(|(_, record)| !record.dying.is_empty())
-    }
-
     /// What exiting processes had in tables that are gone. Forgets the tables of processes that are gone themselves.
     pub(super) fn dying(&mut self, world: &World<'_>) -> Dying {
         let mut dying = Dying::default();
