@@ -44,6 +44,8 @@ pub struct Outcome {
     pub took: (Duration, Duration),
     /// Answers of the daemon that still showed files which were released, and the longest time until one did not.
     pub late: (u64, Duration),
+    /// How often the daemon did not answer in time.
+    pub in_vain: u64,
     /// How often the daemon named an opener as exact, named one as likely, and named none.
     pub openers: (u64, u64, u64),
     /// What the daemon said of itself at the end.
@@ -114,6 +116,7 @@ pub fn examine(settings: &Settings) -> Result<Outcome> {
         let wrong = question(&mut cast, &mut questioner, settings, burst, &mut outcome);
         outcome.took.1 += started.elapsed();
         (outcome.late, outcome.openers) = (questioner.late, questioner.openers());
+        outcome.in_vain = questioner.in_vain;
         if let Some(wrong) = wrong {
             outcome.failure = Some(explain(settings, &device, &mut questioner, cast, wrong, &done)?);
             outcome.status = questioner.status();
