@@ -122,7 +122,7 @@ pub fn examine(settings: &Settings) -> Result<Outcome> {
             outcome.status = questioner.status();
             return Ok(outcome);
         }
-        cast.model.asked();
+        cast.asked();
         done.push(None);
         // Long ago does not matter: what lives is in the model.
         cast.log.clear();
@@ -226,7 +226,7 @@ fn replay(
             found = Some((wrong, format!("{expected:#?}"), std::mem::take(&mut cast.log)));
             break;
         }
-        cast.model.asked();
+        cast.asked();
         cast.log.push("(asked, and the answer was right)".to_owned());
     }
     cast.end()?;
