@@ -259,11 +259,12 @@ impl Core {
         let plan = self.settings.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
+        let openers: HashSet<ProcessId> = openers.collect();
         let ended = |process: &ProcessId| {
             let history = self.ledger.history(*process);
             history.is_some_and(|history| history.exit.is_some() || history.freed_ns.is_some())
         };
-        let ended = openers.filter(ended).collect();
+        let ended = openers.into_iter().filter(ended).collect();
         let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
         let seen = Seen { looked: Arc::new(looked), devices: Arc::clone(&self.devices), cost };
         for reply in looks {

@@ -52,6 +52,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const CORE_PATIENCE: Duration = Duration::from_secs(10);
 /// Head of a request.
 const MOST_HEAD: usize = 16 << 10;
+/// Enough for most answers.
+const FIRST_BUFFER: usize = 16 << 10;
 /// Answers put together at the same time.
 const ANSWERS_AT_ONCE: usize = 4;
 
@@ -223,7 +225,7 @@ impl IntoResponse for Failure {
 
 /// On one line: programs read it, and `gpu-tracer holders --format json` lays it out for people.
 fn document<T: serde::Serialize + ?Sized>(status: StatusCode, value: &T) -> Response {
-    let mut text = Vec::new();
+    let mut text = Vec::with_capacity(FIRST_BUFFER);
     match json::write_line(value, &mut text) {
         Ok(()) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),

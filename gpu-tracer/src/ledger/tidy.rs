@@ -61,12 +61,18 @@ impl Ledger {
         self.processes.iter_mut().for_each(|(_, record)| record.holding = false);
         let mut named: Set<ProcessId> = Set::default();
         let mut dropping = Vec::new();
-        let mut others = Vec::new();
+        let (mut others, mut last) = (Vec::new(), None);
         for (id, file) in self.files.iter() {
             dropping.extend(file.droppers.iter().map(|dropper| (dropper.task, id, dropper.references)));
             let droppers = file.droppers.iter().map(|dropper| dropper.task.process);
-            named.extend(file.held_by.iter().map(|held| held.process).chain(droppers));
-            others.extend(file.opened.as_ref().map(|opened| opened.task.process));
+            for process in file.held_by.iter().map(|held| held.process).chain(droppers) {
+                // Thousands of files in a row may have the same holder.
+                if last.replace(process) != Some(process) {
+                    named.insert(process);
+                }
+            }
+            let opener = file.opened.as_ref().map(|opened| opened.task.process);
+            others.extend(opener.filter(|opener| others.last() != Some(opener)));
             others.extend(file.last_holder);
             if let FileState::Releasing { task, .. } = file.state {
                 dropping.push((task, id, 1));

@@ -52,15 +52,17 @@ pub fn explain(proc: &Path, snapshot: &mut Snapshot) {
 
 /// Files with more references than are named, and how many more.
 fn unexplained(snapshot: &Snapshot) -> HashMap<FileKey, u64> {
-    let mut named: HashMap<FileKey, u64> = HashMap::new();
-    for reference in &snapshot.references {
-        *named.entry(reference.file).or_default() += 1;
-    }
+    let mut named: Vec<FileKey> = snapshot.references.iter().map(|reference| reference.file).collect();
+    named.sort_unstable();
+    let references = |file: FileKey| {
+        let first = named.partition_point(|other| *other < file);
+        named[first..].iter().take_while(|other| **other == file).count() as u64
+    };
     snapshot
         .files
         .iter()
         .filter_map(|file| {
-            let more = file.count?.saturating_sub(named.get(&file.key).copied().unwrap_or(0));
+            let more = file.count?.saturating_sub(references(file.key));
             (more > 0).then_some((file.key, more))
         })
         .collect()
