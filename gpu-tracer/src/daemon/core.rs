@@ -252,10 +252,11 @@ impl Core {
         looks
     }
 
-    fn answer(&self, looks: Vec<tokio::sync::oneshot::Sender<Seen>>, cost: Cost) {
+    fn answer(&mut self, looks: Vec<tokio::sync::oneshot::Sender<Seen>>, cost: Cost) {
         if looks.is_empty() {
             return;
         }
+        self.counters.answers += looks.len() as u64;
         let plan = self.settings.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
