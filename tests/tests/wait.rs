@@ -146,7 +146,7 @@ impl FakeDaemon {
                 BufReader::new(&stream).read_line(&mut line).expect("a question");
                 write!(stream, "HTTP/1.0 200 OK\r\n\r\n").expect("it listens");
                 if line.starts_with("GET /v1/events") {
-                    writeln!(stream, "{}", r#"{"at":"","what":"listening"}"#).expect("it listens");
+                    writeln!(stream, r#"{{"at":"","what":"listening"}}"#).expect("it listens");
                     listeners.lock().expect("unharmed").push(stream);
                     continue;
                 }

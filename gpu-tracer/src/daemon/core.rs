@@ -11,6 +11,7 @@ use super::describer::Describer;
 use super::feed::Feed;
 use super::inbox::{Inbox, Order, Seen};
 use super::lastly::Lastly;
+use super::looking;
 use super::notify::Manager;
 use super::pace::Pace;
 use super::settings::Settings;
@@ -65,6 +66,8 @@ pub(super) struct Core {
     /// Looks hung so many times in a row.
     pub(super) hangs: u32,
     pub(super) not_before: Option<Instant>,
+    /// A pass of a look that has not come back by then is given up.
+    pub(super) patience: Duration,
     /// `None`: what it saw need not be known to the next.
     lastly: Option<Lastly>,
     recheck_due: Instant,
@@ -104,6 +107,7 @@ impl Core {
             counters: Counters::new(),
             hangs: 0,
             not_before: None,
+            patience: looking::PASS_DEADLINE,
             lastly,
             recheck_due: now,
             drained: now,
@@ -314,6 +318,14 @@ impl Core {
         Ok(())
     }
 
+    /// After devices were taken from the configuration.
+    fn forget_unwatched(&mut self) {
+        let devices = Arc::clone(&self.devices);
+        let changes = self.ledger.forget_devices(boot_now(), |number| devices.table.contains(number));
+        self.tell(&changes);
+        self.note_pending();
+    }
+
     fn reload(&mut self, manager: &Manager) {
         manager.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", super::settings::monotonic_us()));
         match self.settings.reload() {
@@ -323,8 +335,9 @@ impl Core {
                         "{key} has changed and takes effect when the daemon is restarted"
                     ));
                 }
-                if let Err(error) = self.rediscover() {
-                    super::log::warning(&format!("{error:#}"));
+                match self.rediscover() {
+                    Ok(()) => self.forget_unwatched(),
+                    Err(error) => super::log::warning(&format!("{error:#}")),
                 }
                 self.pace.event(Instant::now());
                 super::log::info("configuration read again");

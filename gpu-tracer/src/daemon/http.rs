@@ -33,7 +33,7 @@ use tokio::sync::oneshot;
 use super::feed;
 use super::inbox::{Order, Outbox, Seen};
 use super::metrics;
-use super::peer::Viewer;
+use super::peer::{Group, Viewer};
 use super::status::Status;
 use super::stream::EventStream;
 use crate::answer;
@@ -76,7 +76,7 @@ pub(super) fn start(
     listener: StdListener,
     metrics: Option<std::net::TcpListener>,
     core: Outbox,
-    group: Option<u32>,
+    group: Group,
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -112,7 +112,7 @@ pub(super) fn bind_metrics(address: SocketAddr) -> anyhow::Result<std::net::TcpL
     listen().with_context(|| format!("cannot listen on {address} for /metrics"))
 }
 
-async fn serve(listener: UnixListener, server: Server, group: Option<u32>) {
+async fn serve(listener: UnixListener, server: Server, group: Group) {
     let router = Router::new()
         .route("/v1/holders", get(holders))
         .route("/v1/files", get(files))
@@ -130,7 +130,7 @@ async fn serve(listener: UnixListener, server: Server, group: Option<u32>) {
                 continue;
             }
         };
-        let Ok((viewer, uid)) = Viewer::of(&stream, group) else { continue };
+        let Ok((viewer, uid)) = Viewer::of(&stream, group.number()) else { continue };
         // Who finds no place is told so by the end of the connection.
         let Some(place) = places.take(uid) else { continue };
         let streams = Streams::default();

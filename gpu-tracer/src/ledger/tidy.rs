@@ -8,9 +8,9 @@ use super::lineage::{NameChange, Reparenting};
 use super::resolve::{ResolvedHolder, Ways};
 use super::view::HolderEntry;
 use super::world::World;
-use crate::model::ProcessId;
-use crate::model::change::{Change, ChangeKind};
+use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::TaskId;
+use crate::model::{DeviceNumber, ProcessId};
 
 impl Ledger {
     /// Writes down the names and parents of holders, and how they differ from those known.
@@ -54,6 +54,19 @@ impl Ledger {
                 say(ChangeKind::Reparented { from, to: task.ppid });
             }
         }
+    }
+
+    /// Takes files of devices that are not watched any more out of the record: no snapshot will show them, and that they
+    /// live is of no interest.
+    pub fn forget_devices(&mut self, at_ns: u64, watched: impl Fn(DeviceNumber) -> bool) -> Vec<Change> {
+        let unwatched = self.files.iter().filter(|(_, file)| !watched(file.device));
+        let mut unwatched: Vec<u64> = unwatched.map(|(id, _)| id).collect();
+        unwatched.sort_unstable();
+        let mut changes = Vec::new();
+        for id in unwatched {
+            self.release(id, at_ns, ReleasedHow::NotSeen, &mut changes);
+        }
+        changes
     }
 
     /// Goes through all files once: the processes that they name, and what is being dropped by which task.

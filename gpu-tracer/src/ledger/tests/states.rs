@@ -239,3 +239,28 @@ fn a_walk_of_proc_forgets_what_it_does_not_see_without_claiming_proof() {
     ledger.reconcile(&walk(1, vec![uncounted], vec![fd(1, 10, 3)]));
     assert_eq!(how(&ledger.reconcile(&walk(2, vec![], vec![])).changes), [ReleasedHow::NotSeen]);
 }
+
+#[test]
+fn files_of_a_device_that_is_not_watched_any_more_are_forgotten_and_nobody_holds_them() {
+    let mut ledger = ledger_with_one_holder();
+    assert_eq!(ledger.forget_devices(200_000, |number| number == GPU0), []);
+    assert_eq!(ledger.view().files.len(), 1, "it is watched");
+    let changes = ledger.forget_devices(200_000, |number| number != GPU0);
+    assert_eq!(how(&changes), [ReleasedHow::NotSeen]);
+    let view = ledger.view();
+    assert_eq!((view.files.len(), view.holders.len(), ledger.living().len()), (0, 0, 0), "{view:?}");
+}
+
+#[test]
+fn the_memory_of_a_crowd_of_files_is_given_back_when_they_have_gone() {
+    let mut ledger = Ledger::new();
+    let files = (1..=5_000).map(|key| device(key, GPU0, 1)).collect();
+    let references = (1..=5_000).map(|key| fd(key, 10, key as u32)).collect();
+    ledger.reconcile(&world(100_000, vec![task(10, 10)], files, references));
+    assert!(!ledger.shrink(), "it is needed");
+    ledger.reconcile(&one_holder(200_000));
+    assert_eq!(ledger.view().files.len(), 1);
+    assert!(ledger.shrink());
+    assert!(!ledger.shrink(), "once");
+    assert_eq!(ledger.view().files.len(), 1);
+}
