@@ -12,7 +12,7 @@ use crate::model::report::{
     Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
     SCHEMA,
 };
-use crate::model::{DeviceNumber, DeviceTable, Gpu, ProcessId, TaskState};
+use crate::model::{DeviceNumber, DeviceTable, Gpu, ProcessId, TaskState, counted};
 use crate::process::facts::read_stat;
 use crate::process::{self, FactOptions, MmReadable, ProcFs, ProcessFacts};
 
@@ -56,8 +56,10 @@ fn coverage(looked: &Looked, files: &[FileReport], devices: &Devices) -> Coverag
         missing.push(MissingReport {
             what: "unexplained-references".to_owned(),
             why: format!(
-                "{unexplained} references to {concerned} open files are counted by the kernel and held by nobody \
-                 that can be named: a system call in progress, or a kernel user of the device"
+                "the kernel counts {} to {} that nobody who can be named holds: a system call in progress, or a kernel \
+                 user of the device",
+                counted(unexplained, "reference", "references"),
+                counted(concerned, "open file", "open files")
             ),
         });
     }

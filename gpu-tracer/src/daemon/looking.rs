@@ -11,7 +11,7 @@ use super::core::Core;
 use crate::answer::{half_gone, half_gone_task, pid_namespace};
 use crate::kernel::{Answer, Btf, boot_now};
 use crate::model::event::{Event, EventKind};
-use crate::model::{FileKey, Missing, ProcessId, Snapshot};
+use crate::model::{FileKey, Missing, ProcessId, Snapshot, counted};
 use crate::probe::events::{FileChecked, RememberedFile};
 use crate::probe::{Iterators, ProbeError, waiting};
 
@@ -162,8 +162,8 @@ impl Core {
         self.missing.push(Missing {
             what: "snapshot",
             why: format!(
-                "looks at the kernel hang ({} in a row); this is what was known then, the next look is due {} s after it",
-                self.hangs,
+                "a look at the kernel hung {}; this is what was known then, the next look is due {} s after it",
+                counted(self.hangs, "time", "times"),
                 pause.as_secs()
             ),
         });
@@ -221,7 +221,7 @@ mod tests {
         let why = |core: &Core| {
             core.missing.iter().find(|missing| missing.what == "snapshot").map(|missing| missing.why.clone())
         };
-        assert!(why(&core).is_some_and(|why| why.contains("1 in a row")), "{:?}", core.missing);
+        assert!(why(&core).is_some_and(|why| why.contains("hung 1 time;")), "{:?}", core.missing);
         assert_eq!(core.look(true).unwrap(), 0, "none for a while: each may leave a thread in the kernel");
         assert!(why(&core).is_some(), "{:?}", core.missing);
         assert!(!core.ledger.view().files.is_empty(), "what was known is not forgotten");

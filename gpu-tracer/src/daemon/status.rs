@@ -10,8 +10,8 @@ use super::core::Core;
 use super::tell::{gap_cause, wall};
 use crate::kernel::Answer;
 use crate::ledger::View;
-use crate::model::DeviceNumber;
 use crate::model::report::{Coverage, MissingReport};
+use crate::model::{DeviceNumber, counted};
 use crate::probe::events::Start;
 
 /// Part of the JSON contract: fields may be added, never renamed.
@@ -219,11 +219,11 @@ impl Core {
         let view = self.ledger.view();
         let gaps = self.ledger.gaps().entries().len() as u64 + self.ledger.gaps().dropped();
         format!(
-            "plan {}: {} open files, {} holders, {} gaps in the record",
+            "plan {}: {}, {}, {} in the record",
             self.settings.plan_word(),
-            view.files.len(),
-            view.holders.len(),
-            gaps
+            counted(view.files.len(), "open file", "open files"),
+            counted(view.holders.len(), "holder", "holders"),
+            counted(gaps, "gap", "gaps")
         )
     }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use super::input::Input;
 use super::role::is_infrastructure;
-use super::words::{count, few, who};
-use crate::model::RawText;
+use super::words::{few, who};
 use crate::model::diagnosis::{Advice, Finding};
+use crate::model::{RawText, counted};
 
 /// PIDs in one pasted command.
 const MOST_PIDS: usize = 64;
@@ -237,7 +237,7 @@ pub(super) fn reset(input: &Input, gpu: Option<u32>, text: &str) -> Vec<Advice> 
         .filter_map(|other| {
             let names = touches(other.index);
             (!names.is_empty())
-                .then(|| format!("GPU {} ({})", other.index, count(names.len(), "process", "processes")))
+                .then(|| format!("GPU {} ({})", other.index, counted(names.len(), "process", "processes")))
         })
         .collect();
     if !busy.is_empty() {

@@ -19,7 +19,7 @@ use super::{
 use crate::kernel::boot_now;
 use crate::model::{
     DeviceNumber, DeviceTable, FileKey, Missing, MmKey, OpenFile, RawText, Reference, Snapshot, TableKey,
-    Task, TaskState, Via, snapshot::Source,
+    Task, TaskState, Via, counted, snapshot::Source,
 };
 
 const PF_EXITING: u32 = 0x4;
@@ -163,7 +163,10 @@ impl Iterators {
         if left_out > 0 {
             missing.push(Missing {
                 what: "in-flight",
-                why: format!("owners of {left_out} sockets with descriptors in flight were not looked for"),
+                why: format!(
+                    "owners of {} with descriptors in flight were not looked for",
+                    counted(left_out, "socket", "sockets")
+                ),
             });
         }
         self.start(mode::CARRIERS, |_| ())?;
