@@ -8,7 +8,7 @@ use super::opening::Open;
 use super::release::of_file;
 use super::resolve::Ways;
 use crate::model::change::{Change, ChangeKind, GapCause, Killer, ReleasedHow};
-use crate::model::event::{Event, EventKind, Exit, HeldAtExit, Sender, TaskId};
+use crate::model::event::{Event, EventKind, Exit, HeldAtExit, MayWait, Sender, TaskId};
 use crate::model::{DeviceNumber, FileKey, ProcessId, RawText, TableKey, Task};
 
 const SIGKILL: i32 = 9;
@@ -51,9 +51,9 @@ impl Ledger {
             EventKind::FileChecked { file, count, still_same } => {
                 self.checked(at_ns, *file, count.filter(|_| *still_same), &mut changes);
             }
-            EventKind::Exiting { task, group_dead, exit, table, held } => {
+            EventKind::Exiting { task, group_dead, exit, table, held, may_wait } => {
                 self.exiting(at_ns, *task, *group_dead, *exit, &mut changes);
-                self.held_at_exit(at_ns, *task, *table, held, &mut changes);
+                self.held_at_exit(at_ns, *task, *table, (held, may_wait), &mut changes);
             }
             EventKind::Lost { count, cause } => {
                 let from_ns = self.looked.map_or(at_ns, |looked| looked.taken_ns.min(at_ns));
@@ -240,16 +240,20 @@ impl Ledger {
         at_ns: u64,
         task: TaskId,
         table: Option<TableKey>,
-        held: &[HeldAtExit],
+        (held, may_wait): (&[HeldAtExit], &[MayWait]),
         changes: &mut Vec<Change>,
     ) {
         let mut files: Vec<(u64, u64)> = Vec::new();
         let mut fresh: Vec<(u32, u64)> = Vec::new();
+        let mut devices: Vec<(u32, u64)> = Vec::new();
         for seen in held {
             let next_id = self.files.next_id();
             let Some(id) = self.file_at_exit(at_ns, task.process, *seen, changes) else { continue };
             if id == next_id {
                 fresh.push((seen.fd, id));
+            }
+            if !may_wait.is_empty() {
+                devices.push((seen.fd, id));
             }
             match files.iter_mut().find(|(known, _)| *known == id) {
                 Some((_, references)) => *references += 1,
@@ -260,7 +264,14 @@ impl Ledger {
         if !files.is_empty() {
             let record = self.processes.meet(task.process, at_ns);
             record.holding = true;
-            record.remember_table(DyingTable { table, tid: task.tid, at_ns, files });
+            record.remember_table(DyingTable {
+                table,
+                tid: task.tid,
+                at_ns,
+                files,
+                may_wait: may_wait.to_vec(),
+                devices,
+            });
         }
     }
 

@@ -264,3 +264,21 @@ fn the_memory_of_a_crowd_of_files_is_given_back_when_they_have_gone() {
     assert!(!ledger.shrink(), "once");
     assert_eq!(ledger.view().files.len(), 1);
 }
+
+#[test]
+fn the_descriptor_that_an_exit_cannot_get_past_lies_before_the_first_device_that_is_not_released() {
+    let mut ledger = Ledger::with_rechecks();
+    let files = vec![device(1, GPU0, 1), device(2, GPU0, 1)];
+    ledger.reconcile(&world(100_000, vec![task(10, 10)], files, vec![fd(1, 10, 4), fd(2, 10, 8)]));
+    let mut exit = exiting(100_020, 10, 9, &[(1, 4), (2, 8)]);
+    let waits = |fd| MayWait { fd, file_system: 0x6969 };
+    if let EventKind::Exiting { may_wait, .. } = &mut exit.kind {
+        *may_wait = vec![waits(3), waits(5), waits(9)];
+    }
+    ledger.apply(&exit);
+    let closing = |ledger: &Ledger| ledger.view().holders[0].closing.clone();
+    ledger.reconcile(&world(100_100, vec![half_gone(10, 10)], vec![], vec![]));
+    assert_eq!(closing(&ledger), [waits(3)], "none of the devices is released");
+    ledger.apply(&checked(100_200, 1, None));
+    assert_eq!(closing(&ledger), [waits(5)], "the first is");
+}
