@@ -1,7 +1,8 @@
 //! `sched_process_exit`: a task begins to exit.
 //!
 //! Its fd table is still whole, on every kernel. Nobody will ever see it again from outside: a task that gets stuck while
-//! it closes one descriptor takes all the others with it into the dark. So the device files in it are written down here.
+//! it closes one descriptor takes all the others with it into the dark. So the device files in it are written down here,
+//! and those of which a close may have to wait for somebody.
 //!
 //! Threads share one table. It is looked at by the leader, by the last task of the process, and by whoever has a table
 //! that is not the leader's; the others have nothing to add.
@@ -14,7 +15,7 @@ use aya_ebpf::{
     maps::PerCpuArray,
 };
 use gpu_tracer_common::events::{
-    Drop, EXIT_HOLDS, ExitHold, ExitRecord, KIND_EXITING, MAX_EXIT_CHUNKS, exit_bits,
+    Drop, EXIT_HOLDS, ExitHold, ExitRecord, KIND_EXITING, MAX_EXIT_CHUNKS, MAY_WAIT, MOST_MAY_WAIT, exit_bits,
 };
 
 use super::{EVENTS, account, argument, count, head, task_ref, tracked};
@@ -37,7 +38,8 @@ struct Draft {
     base: u32,
     /// Drafts sent before it was complete.
     chunks: u32,
-    _padding: u32,
+    /// Files among them that are no devices.
+    may_wait: u32,
 }
 
 /// A raw tracepoint's program does not run twice on one CPU at a time, so nobody else is writing here.
@@ -158,6 +160,7 @@ fn walk_table(draft: *mut Draft, files: u64) -> Result<(), Drop> {
         (*draft).slots = read::<u64>(table, offset!(fdtable_fd)).ok_or(Drop::Unreadable)?;
         (*draft).open = read::<u64>(table, offset!(fdtable_open_fds)).ok_or(Drop::Unreadable)?;
         (*draft).chunks = 0;
+        (*draft).may_wait = 0;
         bpf_loop(max / 64 + u32::from(max % 64 != 0), walk_word as *mut c_void, ptr::null_mut(), 0);
     }
     Ok(())
@@ -220,17 +223,42 @@ unsafe extern "C" fn walk_slot(slot: u32, _: *mut c_void) -> i64 {
     if file == 0 {
         return 0;
     }
-    let Some(rdev) = character_device(file) else { return 0 };
-    // O_PATH descriptors never reached the device.
-    if !is_wanted(rdev) || read::<u32>(file, offset!(file_mode)).unwrap_or(0) & FMODE_PATH != 0 {
+    let (rdev, identity) = match character_device(file) {
+        Some(rdev) if is_wanted(rdev) => (rdev, identity(file)),
+        Some(_) => return 0,
+        None => match may_wait(draft, file) {
+            Some(file_system) => (MAY_WAIT, file_system),
+            None => return 0,
+        },
+    };
+    // O_PATH descriptors never reached the device, and need no flush.
+    if read::<u32>(file, offset!(file_mode)).unwrap_or(0) & FMODE_PATH != 0 {
         return 0;
     }
     // SAFETY: the only element, ours alone; a mask, as above.
     unsafe {
         let at = (&raw const (*draft).record.held).read_volatile();
-        let held = ExitHold { file, identity: identity(file), rdev, fd: (*draft).base + slot };
+        let held = ExitHold { file, identity, rdev, fd: (*draft).base + slot };
         (*draft).held[(u64::from(at) & (EXIT_HOLDS as u64 - 1)) as usize] = held;
         (*draft).record.held = at + 1;
     }
     0
+}
+
+/// The file system of a file of which a close has something to wait for.
+#[inline(always)]
+fn may_wait(draft: *mut Draft, file: u64) -> Option<u64> {
+    let operations = read::<u64>(file, offset!(file_op))?;
+    read::<u64>(operations, offset!(file_operations_flush)).filter(|flush| *flush != 0)?;
+    // SAFETY: the only element, ours alone.
+    unsafe {
+        let told = (&raw const (*draft).may_wait).read_volatile();
+        if told >= MOST_MAY_WAIT {
+            return None;
+        }
+        (*draft).may_wait = told + 1;
+    }
+    let inode = read::<u64>(file, offset!(file_inode))?;
+    let super_block = read::<u64>(inode, offset!(inode_sb))?;
+    read::<u64>(super_block, offset!(super_block_magic))
 }

@@ -92,7 +92,7 @@ pub(super) fn holders(question: &Question) -> Result<Report, AskError> {
 ///
 /// # Errors
 /// [`AskError::Silent`] if no daemon answers, [`AskError::Foreign`] if it does not give events.
-pub fn stream(socket: Option<&Path>) -> Result<impl BufRead, AskError> {
+pub fn stream(socket: Option<&Path>) -> Result<impl BufRead + use<>, AskError> {
     let path = socket.unwrap_or(Path::new(USUAL_SOCKET));
     let (status, answer) = ask(path, "/v1/events", None)?;
     if status != 200 {

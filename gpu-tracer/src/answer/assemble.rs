@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
+use super::closing::closing;
 use super::look::Looked;
 use crate::diagnose::{self, Evidence};
 use crate::gpu::claims::NvmlAnswer;
@@ -199,7 +200,7 @@ fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, clock: &Clo
         state: carrier.state.letter().to_string(),
         leader_state: view.leader.as_ref().unwrap_or(carrier).state.letter().to_string(),
         wchan: facts.as_ref().and_then(|facts| facts.wchan.clone()),
-        closing: facts.as_ref().and_then(|facts| closing(&facts.stack)).map(str::to_owned),
+        closing: facts.as_ref().and_then(|facts| closing(view, &facts.stack)),
         stack: facts.as_ref().map(|facts| facts.stack.clone()).unwrap_or_default(),
         exiting: carrier.exiting,
         sigkill_pending: carrier.sigkill_pending,
@@ -222,27 +223,6 @@ fn by_history(view: &HolderView) -> Vec<&'static str> {
     let inherited = any(|origin| matches!(origin, Origin::Inherited { .. }));
     let passed = any(|origin| matches!(origin, Origin::Passed { .. }));
     inherited.then_some("inherited").into_iter().chain(passed.then_some("passed")).collect()
-}
-
-/// What a task is closing, by the function of a file system that its kernel stack shows it in.
-fn closing(stack: &[String]) -> Option<&'static str> {
-    const KNOWN: &[(&str, &str)] = &[
-        ("fuse_flush", "a file on a FUSE file system whose server does not answer"),
-        ("fuse_release", "a file on a FUSE file system whose server does not answer"),
-        ("nfs_file_flush", "a file on an NFS server that does not answer"),
-        ("nfs4_file_flush", "a file on an NFS server that does not answer"),
-        ("cifs_flush", "a file on an SMB server that does not answer"),
-        ("ceph_flush", "a file on a Ceph cluster that does not answer"),
-        ("uvm_release", "a handle of the NVIDIA driver (nvidia-uvm)"),
-        ("nvidia_close", "a handle of the NVIDIA driver"),
-    ];
-    let in_close =
-        |frame: &String| ["filp_flush", "filp_close", "__fput"].iter().any(|name| frame.contains(name));
-    if !stack.iter().any(in_close) {
-        return None;
-    }
-    let known = |frame: &String| KNOWN.iter().find(|(function, _)| frame.contains(function));
-    stack.iter().find_map(known).map(|(_, what)| *what)
 }
 
 /// What `/proc` says of a holder, if it is of this very process that `/proc` speaks.

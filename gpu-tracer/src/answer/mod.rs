@@ -6,6 +6,7 @@
 
 mod ask;
 mod assemble;
+mod closing;
 mod doctor;
 mod look;
 pub(crate) mod percent;

@@ -54,6 +54,7 @@ pub(crate) struct Inquiry {
     selection: Selection,
     /// Made when it is first needed: a daemon may make it superfluous.
     looker: Option<Looker>,
+    by_daemon: bool,
 }
 
 /// What was seen of the whole host.
@@ -70,15 +71,27 @@ impl Inquiry {
     pub(crate) fn new(question: &Question) -> anyhow::Result<Self> {
         let devices = kernel::discover(Path::new("/"), &question.devices)?;
         let selection = selector::resolve(&question.selectors, &devices.gpus, &devices.table)?;
-        Ok(Self { question: question.clone(), devices, selection, looker: None })
+        Ok(Self { question: question.clone(), devices, selection, looker: None, by_daemon: false })
+    }
+
+    /// The GPUs asked about; `None` for all, and where a device that belongs to no GPU is asked about.
+    pub(crate) fn gpus(&self) -> Option<&BTreeSet<u32>> {
+        (!self.selection.all && !self.selection.gpus.is_empty()).then_some(&self.selection.gpus)
+    }
+
+    /// Did a daemon give the last answer?
+    pub(crate) fn by_daemon(&self) -> bool {
+        self.by_daemon
     }
 
     /// Asks.
     pub(crate) fn input(&mut self, ask: &Ask) -> anyhow::Result<Input> {
         // A reset needs others to let go than those asked about: the whole host is looked at.
         let whole = Question { selectors: Vec::new(), ..self.question.clone() };
-        let mut seen = match ask::holders(&whole) {
-            Ok(report) => Self::by_daemon(report, ask),
+        let answer = ask::holders(&whole);
+        self.by_daemon = answer.is_ok();
+        let mut seen = match answer {
+            Ok(report) => Self::with_answer(report, ask),
             Err(AskError::Refused(problem)) => return Err(anyhow::anyhow!(problem)),
             Err(why) => {
                 tracing::debug!(?why, "the daemon is not asked");
@@ -104,7 +117,7 @@ impl Inquiry {
     }
 
     /// The daemon has looked already: the helper, which opens devices itself, is started after that.
-    fn by_daemon(mut report: Report, ask: &Ask) -> Seen {
+    fn with_answer(mut report: Report, ask: &Ask) -> Seen {
         let asking = ask.nvml.then(nvml::start);
         let waits = second_look::waits(&report, &[]);
         let helper = asking.as_ref().and_then(nvml::Asking::pid);

@@ -33,7 +33,7 @@ use tokio::sync::oneshot;
 use super::feed;
 use super::inbox::{Order, Outbox, Seen};
 use super::metrics;
-use super::peer::Viewer;
+use super::peer::{Group, Viewer};
 use super::status::Status;
 use super::stream::EventStream;
 use crate::answer;
@@ -52,6 +52,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const CORE_PATIENCE: Duration = Duration::from_secs(10);
 /// Head of a request.
 const MOST_HEAD: usize = 16 << 10;
+/// Enough for most answers.
+const FIRST_BUFFER: usize = 16 << 10;
 /// Answers put together at the same time.
 const ANSWERS_AT_ONCE: usize = 4;
 
@@ -74,7 +76,7 @@ pub(super) fn start(
     listener: StdListener,
     metrics: Option<std::net::TcpListener>,
     core: Outbox,
-    group: Option<u32>,
+    group: Group,
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -110,7 +112,7 @@ pub(super) fn bind_metrics(address: SocketAddr) -> anyhow::Result<std::net::TcpL
     listen().with_context(|| format!("cannot listen on {address} for /metrics"))
 }
 
-async fn serve(listener: UnixListener, server: Server, group: Option<u32>) {
+async fn serve(listener: UnixListener, server: Server, group: Group) {
     let router = Router::new()
         .route("/v1/holders", get(holders))
         .route("/v1/files", get(files))
@@ -128,7 +130,7 @@ async fn serve(listener: UnixListener, server: Server, group: Option<u32>) {
                 continue;
             }
         };
-        let Ok((viewer, uid)) = Viewer::of(&stream, group) else { continue };
+        let Ok((viewer, uid)) = Viewer::of(&stream, group.number()) else { continue };
         // Who finds no place is told so by the end of the connection.
         let Some(place) = places.take(uid) else { continue };
         let streams = Streams::default();
@@ -223,7 +225,7 @@ impl IntoResponse for Failure {
 
 /// On one line: programs read it, and `gpu-tracer holders --format json` lays it out for people.
 fn document<T: serde::Serialize + ?Sized>(status: StatusCode, value: &T) -> Response {
-    let mut text = Vec::new();
+    let mut text = Vec::with_capacity(FIRST_BUFFER);
     match json::write_line(value, &mut text) {
         Ok(()) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),

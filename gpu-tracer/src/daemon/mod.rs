@@ -77,7 +77,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     drop(btf);
     let (outbox, inbox) = inbox::pair().context("cannot make an eventfd")?;
     let describer = Describer::start(outbox.clone()).context("cannot start a thread")?;
-    let group = settings.group;
+    let group = settings.group.clone();
     let mut core = Core::new(settings, devices, source, iterators, describer, Some(lastly));
     core.take_events()?;
     core.look(true)?;

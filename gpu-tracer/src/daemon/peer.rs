@@ -4,6 +4,8 @@
 //! else sees their own processes, how many others there are, and how much was withheld.
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::net::sockopt::socket_peercred;
 
@@ -13,6 +15,30 @@ use crate::model::report::{MissingReport, Report};
 const MOST_GROUPS: usize = 65_536;
 /// No more of `/etc/group` is read.
 const GROUP_FILE_MAX: u64 = 4 << 20;
+
+/// The group whose members see everything, if there is one; shared, because it can be configured anew.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Group(Arc<AtomicU64>);
+
+impl Group {
+    /// 0 stands for none, so that the number of root's group is told from that.
+    fn word(number: Option<u32>) -> u64 {
+        number.map_or(0, |number| u64::from(number) + 1)
+    }
+
+    pub(super) fn new(number: Option<u32>) -> Self {
+        Self(Arc::new(AtomicU64::new(Self::word(number))))
+    }
+
+    /// From now on; who is connected already stays who they were.
+    pub(super) fn set(&self, number: Option<u32>) {
+        self.0.store(Self::word(number), Ordering::Relaxed);
+    }
+
+    pub(super) fn number(&self) -> Option<u32> {
+        u32::try_from(self.0.load(Ordering::Relaxed).checked_sub(1)?).ok()
+    }
+}
 
 /// What somebody may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

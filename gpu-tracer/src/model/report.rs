@@ -158,7 +158,8 @@ pub struct Holder {
     pub leader_state: String,
     /// Kernel function `tid` waits in.
     pub wchan: Option<String>,
-    /// What `tid` closes and cannot finish closing, where its kernel stack tells: it is not the device.
+    /// What `tid` closes and cannot finish closing, where its kernel stack tells: descriptor, where that is known, and kind
+    /// of file. It is not the device.
     #[serde(default)]
     pub closing: Option<String>,
     /// Top of the kernel stack of `tid`, innermost first (root only).
