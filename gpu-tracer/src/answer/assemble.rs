@@ -160,6 +160,7 @@ fn holder(view: &HolderView, looked: &Looked, devices: &Devices, clock: &Clock) 
         start_ns: view.process.start_ns,
         started_at: Some(wall(clock, view.process.start_ns)),
         ppid: carrier.ppid,
+        session: facts.as_ref().map_or(0, |facts| facts.session),
         uid: carrier.uid,
         comm: view.leader.as_ref().unwrap_or(carrier).comm.clone(),
         cmdline: facts_or(|facts| facts.cmdline.clone()).unwrap_or_default(),

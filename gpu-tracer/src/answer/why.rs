@@ -4,15 +4,16 @@
 //! time, and what it did not say is said.
 
 mod kernel_log;
+mod obstacle;
 mod resolve;
 mod second_look;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Context as _;
 
+use self::second_look::Patience;
 use super::ask::{self, AskError};
 use super::look::Looker;
 use super::{NVML_DEADLINE, Question, assemble, selected};
@@ -45,6 +46,13 @@ pub(crate) struct Ask {
     pub(crate) hints: bool,
     /// Processes to look up.
     pub(crate) pids: Vec<u32>,
+}
+
+impl Ask {
+    /// Where not even NVML is waited for, nobody is waited for.
+    fn patience(&self) -> Patience {
+        if self.nvml { Patience::Thorough } else { Patience::Hasty }
+    }
 }
 
 /// A question that can be asked again and again: what looking needs is set up once.
@@ -106,7 +114,7 @@ impl Inquiry {
     /// The daemon has looked already: the helper, which opens devices itself, is started after that.
     fn by_daemon(mut report: Report, ask: &Ask) -> Seen {
         let asking = ask.nvml.then(nvml::start);
-        let waits = second_look::waits(&report, &[]);
+        let waits = second_look::waits(&report, &[], ask.patience());
         let helper = asking.as_ref().and_then(nvml::Asking::pid);
         let nvml = finish(asking);
         assemble::add_memory(&mut report, &nvml);
@@ -122,7 +130,7 @@ impl Inquiry {
         let half_gone: Vec<HalfGone> = looked.half_gone.iter().map(half_gone).collect();
         let nothing_yet = NvmlAnswer::without_figures(NvmlStatus::Absent(String::new()));
         let mut report = assemble::report(&self.devices, &looked, &nothing_yet, &Clock::now());
-        let waits = second_look::waits(&report, &half_gone);
+        let waits = second_look::waits(&report, &half_gone, ask.patience());
         let nvml = finish(asking);
         assemble::add_memory(&mut report, &nvml);
         Ok(Seen { report, half_gone, waits, nvml, helper })
@@ -175,6 +183,3 @@ fn half_gone(task: &Task) -> HalfGone {
         stack,
     }
 }
-
-/// How long may pass between two looks at what seems stuck.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);

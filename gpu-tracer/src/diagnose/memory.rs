@@ -36,11 +36,12 @@ pub(super) fn gpu_report(input: &Input, gpu: u32) -> Option<&GpuReport> {
 }
 
 /// What a little memory on a GPU without a holder is.
-pub(super) fn small_words(used: u64) -> String {
-    if used <= BARE_MIB {
-        format!("{used} MiB is what an idle GPU shows")
-    } else {
-        format!("{used} MiB with no holder is what the driver keeps for itself")
+pub(super) fn idle_words(used: u64, baseline: Option<u64>) -> String {
+    match baseline {
+        Some(idle) if used <= idle => format!("{used} MiB is what this GPU has shown when it was idle"),
+        Some(idle) => format!("{used} MiB is about what this GPU has shown when it was idle ({idle} MiB)"),
+        None if used <= BARE_MIB => format!("{used} MiB is what an idle GPU shows"),
+        None => format!("{used} MiB with no holder is what the driver keeps for itself"),
     }
 }
 
@@ -178,7 +179,7 @@ pub(super) fn story(input: &Input, gpu: u32, holders: &[&Holder]) -> MemoryStory
         story.push(format!("{left} MiB are put down to nobody: {whose}."));
     }
     if let Some(baseline) = baseline {
-        story.push(format!("When idle this GPU used {baseline} MiB."));
+        story.push(format!("{baseline} MiB is what this GPU showed when it was idle (recorded)."));
     }
     MemoryStory {
         used_mib: report.memory_used_mib,

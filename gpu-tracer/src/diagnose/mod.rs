@@ -11,6 +11,7 @@ mod finding;
 mod going;
 mod headline;
 pub mod input;
+mod lineage;
 mod memory;
 pub mod place;
 mod role;

@@ -140,6 +140,9 @@ pub struct Holder {
     pub started_at: Option<String>,
     /// Parent.
     pub ppid: u32,
+    /// Session: the PID of the process that began it, from which it descends. 0 where that is not known.
+    #[serde(default)]
+    pub session: u32,
     /// Real user id.
     pub uid: u32,
     /// Name the process wears now.

@@ -198,6 +198,7 @@ pub(crate) fn holder() -> impl Strategy<Value = Holder> {
         started_at: ids.4,
         pid_in_ns: ids.5,
         ppid: 1,
+        session: ids.5,
         uid: ids.6,
         comm: names.0,
         cmdline: names.1,
