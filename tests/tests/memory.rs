@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -60,7 +60,13 @@ fn a2b_memory_of_a_dead_creator_is_put_down_to_its_heirs() {
     let heirs = claim["kept_by"].as_array().expect("a list");
     assert_eq!(heirs.len(), play.truth.holders.len(), "{verdict:#}");
     assert_eq!(verdict["innocents"][0]["what"], "dead", "{verdict:#}");
-    assert!(text(&verdict["headline"]).contains("50 processes"), "{verdict:#}");
+    let headline = text(&verdict["headline"]);
+    assert!(
+        headline.contains("50 processes") && headline.contains(&format!("created by dead PID {dead}")),
+        "{verdict:#}"
+    );
+    // Each of them began a session of its own: nothing shows from whom it descends.
+    assert!(!headline.contains("inherited"), "{verdict:#}");
 }
 
 #[test]
@@ -120,15 +126,14 @@ impl Drop for Sleeper {
     }
 }
 
-/// A program with the name of a persistence daemon that has the device open.
-fn persistence_daemon(device: &Device, dir: &tempfile::TempDir) -> Sleeper {
-    let program = dir.path().join("nvidia-persistenced");
-    fs::copy("/usr/bin/sleep", &program).expect("sleep can be copied");
+/// A program of this name that has the device open.
+fn program_that_holds(device: &Device, program: &Path) -> Sleeper {
+    fs::copy("/usr/bin/sleep", program).expect("sleep can be copied");
     let held = fs::File::open(device.path()).expect("the device opens");
     // A program that was just written may still be open for writing in a child that another test forked.
     let child = eventually("a start", Duration::from_secs(20), || {
         let stdin = Stdio::from(held.try_clone().expect("a descriptor"));
-        Command::new(&program).arg("1000").stdin(stdin).spawn().ok()
+        Command::new(program).arg("1000").stdin(stdin).spawn().ok()
     });
     Sleeper(child)
 }
@@ -137,7 +142,7 @@ fn persistence_daemon(device: &Device, dir: &tempfile::TempDir) -> Sleeper {
 fn b16_infrastructure_is_named_can_be_ignored_and_is_not_ended() {
     let device = Device::nobodys();
     let dir = tempfile::tempdir().expect("a directory");
-    let mut daemon = persistence_daemon(&device, &dir);
+    let mut daemon = program_that_holds(&device, &dir.path().join("nvidia-persistenced"));
     let nothing = gpu(3, &json!([]));
     let (status, verdict) = verdict(&run(&device, &WHY, &nothing, &json!([])));
     assert_eq!(status, 1, "{verdict:#}");
@@ -163,4 +168,28 @@ fn memory_below_a_limit_is_enough_whoever_holds() {
     let waited = run(&play.device, &wait, &gpu(1500, &json!([])), &json!([]));
     assert_eq!(waited.status, 1, "{}", waited.err);
     assert!(waited.err.contains("1500 MiB are used, not less than 1024"), "{}", waited.err);
+}
+
+#[test]
+fn roles_of_this_site_are_believed_and_a_spoilt_configuration_keeps_no_answer_back() {
+    let device = Device::nobodys();
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("my-exporter");
+    let exporter = program_that_holds(&device, &program);
+    let config = dir.path().join("gpu-tracer.toml");
+    let ask = |role: &str| {
+        let text = format!("[[role]]\nname = \"{role}\"\nexe = \"{}\"\n", program.display());
+        fs::write(&config, text).expect("it can be written");
+        let environment: [(&str, &OsStr); 1] = [("GPU_TRACER_CONFIG", config.as_os_str())];
+        let answer = Tracer::new(&device).run_with(WHY[0], &WHY[1..], &environment);
+        let (status, verdict) = verdict(&answer);
+        assert_eq!((status, &verdict["holders"][0]["pid"]), (1, &json!(exporter.0.id())), "{verdict:#}");
+        (text(&verdict["holders"][0]["role"]).to_owned(), text(&verdict["headline"]).to_owned(), answer.err)
+    };
+    let (role, headline, err) = ask("monitor");
+    assert_eq!((role.as_str(), err.as_str()), ("monitor", ""), "{headline}");
+    assert!(headline.contains("only by infrastructure and monitors"), "{headline}");
+    let (role, _, err) = ask("montior");
+    assert_eq!(role, "unknown");
+    assert!(err.contains("is `monitor` meant?") && err.contains("roles are the built-in ones"), "{err}");
 }

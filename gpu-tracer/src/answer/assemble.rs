@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::look::Looked;
-use crate::diagnose::{self, Evidence};
+use crate::diagnose::{self, Evidence, Roles};
 use crate::gpu::claims::NvmlAnswer;
 use crate::kernel::{self, Clock, Devices};
 use crate::ledger::{FileView, HolderView, Origin};
@@ -18,11 +18,17 @@ use crate::process::facts::read_stat;
 use crate::process::{self, FactOptions, MmReadable, ProcFs, ProcessFacts};
 
 /// The whole report, for all GPUs.
-pub(super) fn report(devices: &Devices, looked: &Looked, nvml: &NvmlAnswer, clock: &Clock) -> Report {
+pub(super) fn report(
+    devices: &Devices,
+    looked: &Looked,
+    nvml: &NvmlAnswer,
+    roles: &Roles,
+    clock: &Clock,
+) -> Report {
     let files: Vec<FileReport> =
         looked.view.files.iter().map(|file| file_report(file, looked, devices, clock)).collect();
     let holders: Vec<Holder> =
-        looked.view.holders.iter().map(|view| holder(view, looked, devices, clock)).collect();
+        looked.view.holders.iter().map(|view| holder(view, looked, devices, roles, clock)).collect();
     let mut report = Report {
         schema: SCHEMA,
         taken_at: wall(clock, looked.view.taken_ns),
@@ -134,7 +140,7 @@ fn device_name(devices: &Devices, number: DeviceNumber) -> String {
     devices.table.identify(number).map_or_else(|| number.to_string(), |device| device.name)
 }
 
-fn holder(view: &HolderView, looked: &Looked, devices: &Devices, clock: &Clock) -> Holder {
+fn holder(view: &HolderView, looked: &Looked, devices: &Devices, roles: &Roles, clock: &Clock) -> Holder {
     let carrier = &view.carrier;
     // The address space of a task that is exiting or in D state must not be read: the read could hang as well.
     let blocked = carrier.exiting || carrier.state == TaskState::Uninterruptible;
@@ -151,7 +157,8 @@ fn holder(view: &HolderView, looked: &Looked, devices: &Devices, clock: &Clock) 
     let mut why = diagnose::why(&evidence);
     why.extend(by_history(view).into_iter().filter(|word| !why.contains(word)).collect::<Vec<_>>());
     let why = why.into_iter().map(str::to_owned).collect();
-    let role = diagnose::role(&evidence).to_owned();
+    let exe = facts.as_ref().and_then(|facts| facts.exe.as_ref()).map(|exe| &exe.0[..]);
+    let role = roles.role(exe, &held).to_owned();
     let facts_or = |pick: fn(&ProcessFacts) -> Option<crate::model::RawText>| facts.as_ref().and_then(pick);
     Holder {
         pid: view.process.tgid,

@@ -26,6 +26,7 @@ pub(crate) use self::selected::narrow;
 pub use self::wait::{WaitOptions, Waited, wait};
 pub use self::why::why;
 pub(crate) use self::why::{Ask, Inquiry};
+use crate::diagnose::Roles;
 use crate::gpu::claims::{NvmlAnswer, NvmlStatus};
 use crate::gpu::nvml;
 use crate::gpu::selector;
@@ -46,6 +47,8 @@ pub struct Question {
     pub socket: Option<PathBuf>,
     /// Do not ask the daemon.
     pub standalone: bool,
+    /// Who plays which role; a daemon goes by what it was told itself.
+    pub roles: Roles,
 }
 
 /// To microseconds: finer is noise.
@@ -74,9 +77,9 @@ pub fn holders(question: &Question) -> anyhow::Result<Report> {
 }
 
 /// The report for what a daemon has seen, without memory figures.
-pub(crate) fn report(devices: &Devices, looked: &Looked, cost: Cost) -> Report {
+pub(crate) fn report(devices: &Devices, looked: &Looked, roles: &Roles, cost: Cost) -> Report {
     let nvml = NvmlAnswer::without_figures(NvmlStatus::Absent(String::new()));
-    let mut report = assemble::report(devices, looked, &nvml, &Clock::now());
+    let mut report = assemble::report(devices, looked, &nvml, roles, &Clock::now());
     report.cost = cost;
     report
 }
@@ -98,7 +101,7 @@ fn by_ourselves(question: &Question) -> anyhow::Result<Report> {
     let looked = looked.context("cannot look at this host")?;
     let clock = Clock::now();
     let cost = Cost { load_ms: milliseconds(loaded - started), look_ms, looks: looked.looks };
-    let mut report = assemble::report(&devices, &looked, &nvml, &clock);
+    let mut report = assemble::report(&devices, &looked, &nvml, &question.roles, &clock);
     report.cost = cost;
     selected::narrow(&mut report, &selection);
     Ok(report)

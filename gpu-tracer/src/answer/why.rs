@@ -129,7 +129,8 @@ impl Inquiry {
         let looked = looker.look(&self.devices.table, helper).context("cannot look at this host")?;
         let half_gone: Vec<HalfGone> = looked.half_gone.iter().map(half_gone).collect();
         let nothing_yet = NvmlAnswer::without_figures(NvmlStatus::Absent(String::new()));
-        let mut report = assemble::report(&self.devices, &looked, &nothing_yet, &Clock::now());
+        let mut report =
+            assemble::report(&self.devices, &looked, &nothing_yet, &self.question.roles, &Clock::now());
         let waits = second_look::waits(&report, &half_gone, ask.patience());
         let nvml = finish(asking);
         assemble::add_memory(&mut report, &nvml);

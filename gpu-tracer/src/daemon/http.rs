@@ -332,7 +332,7 @@ fn put_together(seen: &Seen, query: &Query, viewer: Viewer) -> Result<Report, Fa
     }
     let selection = selector::resolve(&query.gpus, &seen.devices.gpus, &seen.devices.table)
         .map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
-    let mut report = answer::report(&seen.devices, &seen.looked, seen.cost);
+    let mut report = answer::report(&seen.devices, &seen.looked, &seen.roles, seen.cost);
     answer::narrow(&mut report, &selection);
     viewer.narrow(&mut report);
     Ok(report)

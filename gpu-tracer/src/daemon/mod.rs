@@ -49,9 +49,18 @@ use self::notify::Manager;
 use self::settings::Settings;
 use self::signals::Signals;
 use self::socket::Socket;
+use crate::diagnose::Roles;
 use crate::kernel::{self, Btf};
 use crate::probe::events::{self, Options};
 use crate::probe::{EventSource, Iterators, ProbeError};
+
+/// Who plays which role on this host, by the configuration that the daemon goes by.
+///
+/// # Errors
+/// The configuration cannot be used.
+pub fn configured_roles(config: Option<&Path>) -> anyhow::Result<Roles> {
+    Ok(config::read(config)?.roles())
+}
 
 /// Runs the daemon until it is asked to stop (SIGTERM, SIGINT). Must be called before other threads are started.
 ///
