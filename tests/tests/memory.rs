@@ -3,11 +3,12 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use gpu_tracer_tests::harness::{Device, Finished, Play, Tracer, eventually};
+use gpu_tracer_tests::harness::{Daemon, Device, Finished, Play, Tracer, eventually};
 use serde_json::{Value, json};
 
 /// The library, which Cargo has built beside this test.
@@ -21,12 +22,17 @@ fn library() -> PathBuf {
 /// Runs the tracer with an NVML that says this of GPU 0.
 #[track_caller]
 fn run(device: &Device, arguments: &[&str], gpu: &Value, faults: &Value) -> Finished {
+    with_nvml(gpu, faults, |environment| {
+        Tracer::new(device).run_with(arguments[0], &arguments[1..], environment)
+    })
+}
+
+/// Runs something in an environment with such an NVML.
+fn with_nvml(gpu: &Value, faults: &Value, run: impl FnOnce(&[(&str, &OsStr)]) -> Finished) -> Finished {
     let mut world = tempfile::NamedTempFile::new().expect("a file");
     write!(world, "{}", json!({"gpus": [gpu], "faults": faults})).expect("it can be written");
     let library = library();
-    let environment: [(&str, &OsStr); 2] =
-        [("GPU_TRACER_NVML_LIBRARY", library.as_os_str()), ("STANDIN_NVML", world.path().as_os_str())];
-    Tracer::new(device).run_with(arguments[0], &arguments[1..], &environment)
+    run(&[("GPU_TRACER_NVML_LIBRARY", library.as_os_str()), ("STANDIN_NVML", world.path().as_os_str())])
 }
 
 fn gpu(used: u64, processes: &Value) -> Value {
@@ -178,8 +184,8 @@ fn roles_of_this_site_are_believed_and_a_spoilt_configuration_keeps_no_answer_ba
     let exporter = program_that_holds(&device, &program);
     let config = dir.path().join("gpu-tracer.toml");
     let ask = |role: &str| {
-        let text = format!("[[role]]\nname = \"{role}\"\nexe = \"{}\"\n", program.display());
-        fs::write(&config, text).expect("it can be written");
+        let rule = format!("[[role]]\nname = \"{role}\"\nexe = \"{}\"\n", program.display());
+        fs::write(&config, rule).expect("it can be written");
         let environment: [(&str, &OsStr); 1] = [("GPU_TRACER_CONFIG", config.as_os_str())];
         let answer = Tracer::new(&device).run_with(WHY[0], &WHY[1..], &environment);
         let (status, verdict) = verdict(&answer);
@@ -192,4 +198,54 @@ fn roles_of_this_site_are_believed_and_a_spoilt_configuration_keeps_no_answer_ba
     let (role, _, err) = ask("montior");
     assert_eq!(role, "unknown");
     assert!(err.contains("is `monitor` meant?") && err.contains("roles are the built-in ones"), "{err}");
+}
+
+#[test]
+fn what_an_idle_gpu_showed_is_remembered_by_the_daemon_and_tells_a_leak_from_that() {
+    let device = Device::nobodys();
+    let mut daemon = Daemon::start(&device);
+    let ask = |daemon: &Daemon, used: u64| {
+        let gpu = gpu(used, &json!([]));
+        let finished = with_nvml(&gpu, &json!([]), |nvml| daemon.run_with(WHY[0], &WHY[1..], nvml));
+        verdict(&finished)
+    };
+    // Nothing is known: so much may be the driver's own.
+    let (status, first) = ask(&daemon, 300);
+    assert_eq!((status, &first["memory"]["baseline_mib"]), (0, &Value::Null), "{first:#}");
+    let (_, second) = ask(&daemon, 3);
+    assert_eq!(second["memory"]["baseline_mib"], 300, "{second:#}");
+    daemon.kill();
+    daemon.start_again();
+    let (status, third) = ask(&daemon, 3);
+    assert_eq!((status, &third["memory"]["baseline_mib"]), (0, &json!(3)), "the least counts: {third:#}");
+    let headline = text(&third["headline"]);
+    assert!(headline.contains("3 MiB is what this GPU has shown when it was idle"), "{headline}");
+    let (status, leak) = ask(&daemon, 300);
+    assert_eq!((status, text(&leak["verdict"])), (5, "no-handle"), "{leak:#}");
+    assert!(leak["memory"]["story"].to_string().contains("3 MiB is what this GPU showed"), "{leak:#}");
+}
+
+#[test]
+fn a_held_gpu_is_not_idle_whatever_is_told_and_only_root_is_believed() {
+    let play = Play::stage_on(Device::nobodys(), "plain", &[]);
+    let daemon = Daemon::start(&play.device);
+    let told = |by: u32| {
+        let body = json!({"gpus": [{"gpu": 0, "mib": 1}]}).to_string();
+        let request = format!("POST /v1/idle HTTP/1.0\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let script = format!(
+            "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect({:?})\ns.sendall({request:?}.encode())\n\
+             print(s.recv(64).decode().split()[1])",
+            daemon.socket()
+        );
+        let out = Command::new("python3").args(["-c", &script]).uid(by).gid(by).output().expect("it runs");
+        String::from_utf8_lossy(&out.stdout).trim().to_owned()
+    };
+    assert_eq!((told(65_534).as_str(), told(0).as_str()), ("403", "204"));
+    let idle = &daemon.get("/v1/holders").expect("it answers")["gpus"][0]["idle_mib"];
+    assert_eq!(idle, &Value::Null);
+    drop(play);
+    let free = || daemon.holders().report.holders.is_empty().then_some(());
+    eventually("the release", Duration::from_secs(30), free);
+    assert_eq!(told(0), "204");
+    assert_eq!(daemon.get("/v1/holders").expect("it answers")["gpus"][0]["idle_mib"], 1);
 }

@@ -26,12 +26,12 @@ pub(crate) use self::selected::narrow;
 pub use self::wait::{WaitOptions, Waited, wait};
 pub use self::why::why;
 pub(crate) use self::why::{Ask, Inquiry};
-use crate::diagnose::Roles;
+use crate::diagnose::{self, MOST_IDLE_MIB, Roles};
 use crate::gpu::claims::{NvmlAnswer, NvmlStatus};
 use crate::gpu::nvml;
 use crate::gpu::selector;
 use crate::kernel::{self, Clock, Devices, ExtraDevice};
-use crate::model::report::{Cost, Report};
+use crate::model::report::{Cost, GpuReport, Report};
 
 /// How long NVML may take; it hangs behind a stuck teardown.
 const NVML_DEADLINE: Duration = Duration::from_secs(2);
@@ -66,6 +66,7 @@ pub fn holders(question: &Question) -> anyhow::Result<Report> {
         Ok(mut report) => {
             // After the daemon's look: the helper opens devices itself.
             assemble::add_memory(&mut report, &nvml::start().finish(NVML_DEADLINE));
+            tell_idle(question, &report);
             Ok(report)
         }
         Err(AskError::Refused(problem)) => Err(anyhow::anyhow!(problem)),
@@ -73,6 +74,24 @@ pub fn holders(question: &Question) -> anyhow::Result<Report> {
             tracing::debug!(?why, "the daemon is not asked");
             by_ourselves(question)
         }
+    }
+}
+
+/// Tells the daemon that gave this report what the idle GPUs show, where that is news to it. Only root is believed.
+fn tell_idle(question: &Question, report: &Report) {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let idle = diagnose::idle_gpus(report);
+    let figure = |gpu: &GpuReport| {
+        let used = gpu.memory_used_mib.filter(|used| *used <= MOST_IDLE_MIB && idle.contains(&gpu.index))?;
+        gpu.idle_mib.is_none_or(|known| used < known).then_some((gpu.index, used))
+    };
+    let news: Vec<(u32, u64)> = report.gpus.iter().filter_map(figure).collect();
+    if !news.is_empty()
+        && let Err(error) = ask::tell_idle(question, &news)
+    {
+        tracing::debug!(?error, "what idle GPUs show is not remembered");
     }
 }
 

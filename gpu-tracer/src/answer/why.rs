@@ -86,7 +86,11 @@ impl Inquiry {
         // A reset needs others to let go than those asked about: the whole host is looked at.
         let whole = Question { selectors: Vec::new(), ..self.question.clone() };
         let mut seen = match ask::holders(&whole) {
-            Ok(report) => Self::by_daemon(report, ask),
+            Ok(report) => {
+                let seen = Self::by_daemon(report, ask);
+                super::tell_idle(&whole, &seen.report);
+                seen
+            }
             Err(AskError::Refused(problem)) => return Err(anyhow::anyhow!(problem)),
             Err(why) => {
                 tracing::debug!(?why, "the daemon is not asked");
@@ -98,6 +102,8 @@ impl Inquiry {
         }
         let gpus = (!self.selection.all).then(|| self.selection.gpus.clone());
         let hints = if ask.hints { hints(&seen.report, gpus.as_ref()) } else { Vec::new() };
+        let baselines: BTreeMap<u32, u64> =
+            seen.report.gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.idle_mib?))).collect();
         Ok(Input {
             gpus,
             claims: claims(&seen.nvml, seen.helper),
@@ -105,7 +111,7 @@ impl Inquiry {
             report: seen.report,
             half_gone: seen.half_gone,
             waits: seen.waits,
-            baselines: BTreeMap::new(),
+            baselines,
             asked: ask.pids.iter().map(|pid| (*pid, resolve::resolve(*pid))).collect(),
             hints,
         })

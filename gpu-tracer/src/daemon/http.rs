@@ -6,6 +6,7 @@
 //! | `/v1/files` | the open files of the same answer |
 //! | `/v1/events` | what happens from now on, one JSON document a line, without end |
 //! | `/v1/status` | how the daemon is doing |
+//! | `/v1/idle` | takes what idle GPUs show (`POST`, root only): `{"gpus": [{"gpu": 0, "mib": 1}]}` |
 //! | `/metrics` | the same for Prometheus |
 //!
 //! Whoever asks is known by the socket ([`Viewer`]). Connections are limited, in all and for each user, and so is the
@@ -20,23 +21,26 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
-use axum::body::Body;
-use axum::extract::{Extension, RawQuery, State};
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, Extension, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use serde::Deserialize;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 
 use super::feed;
+use super::idle::IdleMemory;
 use super::inbox::{Order, Outbox, Seen};
 use super::metrics;
 use super::peer::Viewer;
 use super::status::Status;
 use super::stream::EventStream;
 use crate::answer;
+use crate::diagnose::{self, MOST_IDLE_MIB};
 use crate::gpu::selector;
 use crate::kernel::ExtraDevice;
 use crate::model::report::Report;
@@ -52,6 +56,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const CORE_PATIENCE: Duration = Duration::from_secs(10);
 /// Head of a request.
 const MOST_HEAD: usize = 16 << 10;
+/// What is told to the daemon.
+const MOST_BODY: usize = 64 << 10;
 /// Answers put together at the same time.
 const ANSWERS_AT_ONCE: usize = 4;
 
@@ -59,12 +65,17 @@ const ANSWERS_AT_ONCE: usize = 4;
 #[derive(Clone)]
 struct Server {
     core: Outbox,
+    idle: Arc<Mutex<IdleMemory>>,
     answering: Arc<tokio::sync::Semaphore>,
 }
 
 /// A connection turned into a stream of events.
 #[derive(Clone, Default)]
 struct Streams(Arc<AtomicBool>);
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy)]
+struct User(u32);
 
 /// Starts the thread that serves.
 ///
@@ -75,6 +86,7 @@ pub(super) fn start(
     metrics: Option<std::net::TcpListener>,
     core: Outbox,
     group: Option<u32>,
+    idle: IdleMemory,
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -85,7 +97,11 @@ pub(super) fn start(
     std::thread::Builder::new()
         .name("server".to_owned())
         .spawn(move || {
-            let server = Server { core, answering: Arc::new(tokio::sync::Semaphore::new(ANSWERS_AT_ONCE)) };
+            let server = Server {
+                core,
+                idle: Arc::new(Mutex::new(idle)),
+                answering: Arc::new(tokio::sync::Semaphore::new(ANSWERS_AT_ONCE)),
+            };
             runtime.block_on(async move {
                 if let Some(listener) = metrics.and_then(|listener| TcpListener::from_std(listener).ok()) {
                     tokio::spawn(serve_metrics(listener, server.clone()));
@@ -116,6 +132,7 @@ async fn serve(listener: UnixListener, server: Server, group: Option<u32>) {
         .route("/v1/files", get(files))
         .route("/v1/events", get(events))
         .route("/v1/status", get(status))
+        .route("/v1/idle", post(note_idle).layer(DefaultBodyLimit::max(MOST_BODY)))
         .route("/metrics", get(page_of_metrics))
         .with_state(server);
     let places = Places::default();
@@ -132,7 +149,11 @@ async fn serve(listener: UnixListener, server: Server, group: Option<u32>) {
         // Who finds no place is told so by the end of the connection.
         let Some(place) = places.take(uid) else { continue };
         let streams = Streams::default();
-        let router = router.clone().layer(Extension(viewer)).layer(Extension(streams.clone()));
+        let router = router
+            .clone()
+            .layer(Extension(viewer))
+            .layer(Extension(User(uid)))
+            .layer(Extension(streams.clone()));
         tokio::spawn(async move {
             let connection = http().serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
             attend(connection, &streams).await;
@@ -315,7 +336,55 @@ impl Server {
         let _turn = self.answering.acquire().await.map_err(|_| gone())?;
         let (reply, answer) = oneshot::channel();
         let seen = self.ask(Order::Look(reply), answer).await?;
-        tokio::task::spawn_blocking(move || put_together(&seen, &query, viewer)).await.map_err(|_| gone())?
+        let idle = Arc::clone(&self.idle);
+        let answer = move || {
+            let mut report = put_together(&seen, &query, viewer)?;
+            idle.lock().unwrap_or_else(PoisonError::into_inner).add_to(&mut report);
+            Ok(report)
+        };
+        tokio::task::spawn_blocking(answer).await.map_err(|_| gone())?
+    }
+}
+
+/// What GPUs show that nobody holds, as told by somebody who has asked NVML.
+#[derive(Deserialize)]
+struct Told {
+    gpus: Vec<ToldOfGpu>,
+}
+
+#[derive(Deserialize)]
+struct ToldOfGpu {
+    gpu: u32,
+    mib: u64,
+}
+
+/// Takes that down, of those GPUs that are idle by a look of our own.
+async fn note_idle(
+    State(server): State<Server>,
+    Extension(viewer): Extension<Viewer>,
+    Extension(User(uid)): Extension<User>,
+    body: Bytes,
+) -> Result<StatusCode, Failure> {
+    if uid != 0 {
+        return Err(Failure(StatusCode::FORBIDDEN, "only root may tell what idle GPUs show".to_owned()));
+    }
+    let told: Told =
+        serde_json::from_slice(&body).map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
+    let report = server.report(viewer, None).await?;
+    let idle = diagnose::idle_gpus(&report);
+    let record = move || {
+        let mut memory = server.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        for told in told.gpus.iter().filter(|told| told.mib <= MOST_IDLE_MIB && idle.contains(&told.gpu)) {
+            if let Some(gpu) = report.gpus.iter().find(|gpu| gpu.index == told.gpu) {
+                memory.record(gpu, told.mib, &report.taken_at)?;
+            }
+        }
+        anyhow::Ok(())
+    };
+    match tokio::task::spawn_blocking(record).await {
+        Ok(Ok(())) => Ok(StatusCode::NO_CONTENT),
+        Ok(Err(error)) => Err(Failure(StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}"))),
+        Err(_) => Err(gone()),
     }
 }
 

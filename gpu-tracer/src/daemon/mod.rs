@@ -18,6 +18,7 @@ mod describer;
 mod feed;
 mod following;
 mod http;
+mod idle;
 mod inbox;
 mod lastly;
 mod log;
@@ -44,6 +45,7 @@ pub use self::watch::{Watching, watch};
 
 use self::core::Core;
 use self::describer::Describer;
+use self::idle::IdleMemory;
 use self::lastly::Lastly;
 use self::notify::Manager;
 use self::settings::Settings;
@@ -82,13 +84,13 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let source = attach(&mut settings, pin_dir, &btf, &devices)?;
     let (outbox, inbox) = inbox::pair().context("cannot make an eventfd")?;
     let describer = Describer::start(outbox.clone()).context("cannot start a thread")?;
-    let group = settings.group;
+    let (group, idle) = (settings.group, IdleMemory::open(&settings.state_dir));
     let mut core = Core::new(settings, devices, source, iterators, describer, Some(lastly));
     core.take_events()?;
     core.look(true)?;
     core.remember_being_alive();
     give_back_memory();
-    http::start(listener, metrics, outbox, group)?;
+    http::start(listener, metrics, outbox, group, idle)?;
     log::info(&format!("ready on {}; {}", core.settings.socket.display(), core.in_a_sentence()));
     manager.tell(&format!("READY=1\nSTATUS={}", core.in_a_sentence()));
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use super::idle::MOST_IDLE_MIB;
 use super::input::{Claim, Input, Resolved};
 use super::role::is_infrastructure;
 use super::words::few;
@@ -15,14 +16,12 @@ use crate::model::report::{GpuReport, Holder};
 const BARE_MIB: u64 = 16;
 /// The most that contexts without allocations have been seen to take.
 pub(super) const INITIALISED_MIB: u64 = 128;
-/// More than an idle driver takes for itself on any GPU, where no baseline was recorded.
-const UNRECORDED_BASELINE_MIB: u64 = 1024;
 /// How far the driver's own use moves from one day to another.
 const SLACK_MIB: u64 = 64;
 
 /// Above this, used memory without a holder needs an explanation; MiB.
 pub(super) fn threshold(input: &Input, gpu: u32) -> u64 {
-    input.baselines.get(&gpu).map_or(UNRECORDED_BASELINE_MIB, |baseline| baseline.saturating_add(SLACK_MIB))
+    input.baselines.get(&gpu).map_or(MOST_IDLE_MIB, |baseline| baseline.saturating_add(SLACK_MIB))
 }
 
 /// Is so much used that somebody must hold it? `None` when NVML does not say how much is used.

@@ -10,6 +10,7 @@ mod advice;
 mod finding;
 mod going;
 mod headline;
+mod idle;
 pub mod input;
 mod lineage;
 mod memory;
@@ -22,6 +23,7 @@ mod words;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use idle::{MOST_IDLE_MIB, idle_gpus};
 pub use input::Input;
 pub use role::{NAMES as ROLES, RoleRule, Roles, is_infrastructure};
 pub use verdict::diagnose;

@@ -79,6 +79,9 @@ pub struct GpuReport {
     pub memory_total_mib: Option<u64>,
     /// Used memory that NVML attributes to no process, MiB.
     pub unattributed_mib: Option<u64>,
+    /// Used memory that a daemon has recorded while nobody held it, MiB.
+    #[serde(default)]
+    pub idle_mib: Option<u64>,
 }
 
 /// One open file.

@@ -127,6 +127,7 @@ fn gpu() -> impl Strategy<Value = GpuReport> {
             memory_used_mib: used,
             memory_total_mib: total,
             unattributed_mib: unattributed,
+            idle_mib: None,
         })
 }
 
