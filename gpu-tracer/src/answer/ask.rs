@@ -5,12 +5,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt::socket_peercred,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::{Question, percent};
-use crate::daemon::USUAL_SOCKET;
+use crate::daemon::{Peer, USUAL_SOCKET};
 use crate::model::report::{Report, SCHEMA};
 
 /// To be let in.
@@ -206,8 +204,7 @@ fn connect_to(path: &Path) -> io::Result<UnixStream> {
 
 /// Whoever can make a socket in that place can tell anything: only root is believed, or oneself.
 fn demand_trust(stream: &UnixStream) -> Result<(), String> {
-    let peer = socket_peercred(stream).map_err(|errno| errno.to_string())?;
-    let uid = peer.uid.as_raw();
+    let Peer { uid, .. } = Peer::of(stream).map_err(|error| error.to_string())?;
     if uid == 0 || uid == rustix::process::geteuid().as_raw() {
         Ok(())
     } else {

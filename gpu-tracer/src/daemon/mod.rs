@@ -39,6 +39,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
+pub(crate) use self::peer::Peer;
 pub use self::settings::{Flags, Plan, USUAL_SOCKET};
 pub use self::status::Status;
 pub use self::watch::{Watching, watch};

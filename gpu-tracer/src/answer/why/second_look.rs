@@ -13,6 +13,7 @@ use crate::diagnose::place::{Place, in_gpu_driver, place};
 use crate::model::TaskState;
 use crate::model::report::{Holder, Report};
 use crate::process::facts::read_stat;
+use crate::process::namespaces::is_initial_pid;
 use crate::process::{ProcDir, ProcFs, stack, status};
 
 /// Tasks that are looked at twice; more of them wait for the same thing.
@@ -69,7 +70,8 @@ pub(super) fn waits(report: &Report, half_gone: &[HalfGone], patience: Patience)
     let half_gone = half_gone.iter().map(|task| Suspect { pid: task.pid, tid: task.tid, may_be_stuck: true });
     let suspects: Vec<Suspect> =
         report.holders.iter().filter_map(Suspect::holder).chain(half_gone).take(MOST_TASKS).collect();
-    if suspects.is_empty() {
+    // Where `/proc` numbers processes differently from the kernel it would be others that are looked at.
+    if suspects.is_empty() || !is_initial_pid() {
         return HashMap::new();
     }
     let first: Vec<Option<Seen>> = suspects.iter().map(|one| see(one.pid, one.tid)).collect();
