@@ -22,9 +22,9 @@ use crate::diagnose::{self, Input};
 use crate::gpu::selector::{self, Selection};
 use crate::gpu::{NvmlAnswer, NvmlStatus, nvml};
 use crate::kernel::{self, Clock, Devices};
-use crate::model::Task;
 use crate::model::diagnosis::Diagnosis;
-use crate::model::report::Report;
+use crate::model::report::{GpuReport, Report};
+use crate::model::{Gpu, Task};
 
 /// Who keeps which GPU, and what will make them let go. `pids` are processes to say a word about as well.
 ///
@@ -100,7 +100,8 @@ impl Inquiry {
         if !self.selection.all && self.selection.gpus.is_empty() {
             selected::narrow(&mut seen.report, &self.selection);
         }
-        let gpus = (!self.selection.all).then(|| self.selection.gpus.clone());
+        let gpus =
+            (!self.selection.all).then(|| as_in(&seen.report, &self.devices.gpus, &self.selection.gpus));
         let hints = if ask.hints { hints(&seen.report, gpus.as_ref()) } else { Vec::new() };
         let baselines: BTreeMap<u32, u64> =
             seen.report.gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.idle_mib?))).collect();
@@ -142,6 +143,18 @@ impl Inquiry {
         assemble::add_memory(&mut report, &nvml);
         Ok(Seen { report, half_gone, waits, nvml, helper })
     }
+}
+
+/// These GPUs by the indexes that a report gives them. A container may see fewer GPUs than the daemon, and count others.
+fn as_in(report: &Report, here: &[Gpu], selected: &BTreeSet<u32>) -> BTreeSet<u32> {
+    let there = |index: u32| {
+        let gpu = here.iter().find(|gpu| gpu.index == index)?;
+        let same = |known: &&GpuReport| {
+            gpu.uuid.is_some() && known.uuid == gpu.uuid || gpu.bus_id.is_some() && known.bus_id == gpu.bus_id
+        };
+        report.gpus.iter().find(same).map(|gpu| gpu.index)
+    };
+    selected.iter().map(|index| there(*index).unwrap_or(*index)).collect()
 }
 
 /// What the driver complained of: about the GPUs asked about, and about those that this host does not know (any more).
@@ -188,5 +201,31 @@ fn half_gone(task: &Task) -> HalfGone {
         state: task.state.letter().to_string(),
         wchan,
         stack,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_with_one_gpu_asks_about_the_one_that_the_daemon_counts_as_another() {
+        let gpu = |index, uuid: &str, bus: &str| Gpu {
+            index,
+            minor: Some(index),
+            uuid: Some(uuid.to_owned()),
+            bus_id: Some(bus.to_owned()),
+            name: None,
+        };
+        let mut report = crate::diagnose::tests::report(3);
+        for known in &mut report.gpus {
+            known.uuid = Some(format!("GPU-{}", known.index));
+        }
+        assert_eq!(as_in(&report, &[gpu(0, "GPU-2", "0000:0f:00.0")], &[0].into()), [2].into());
+        // By its address where the UUID cannot be read, and as it is where nothing is known.
+        report.gpus[1].bus_id = Some("0000:0f:00.0".to_owned());
+        let nameless = Gpu { uuid: None, ..gpu(0, "", "0000:0f:00.0") };
+        assert_eq!(as_in(&report, &[nameless], &[0].into()), [1].into());
+        assert_eq!(as_in(&report, &[], &[2].into()), [2].into());
     }
 }
