@@ -1,7 +1,6 @@
 //! The examples below `deploy/examples`, run as they are: only paths, and times to wait, are put in their place.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -9,15 +8,12 @@ use gpu_tracer_tests::harness::{Daemon, Device, Play, Tracer};
 use gpu_tracer_tests::proc;
 use yaml_rust2::{Yaml, YamlLoader};
 
-fn deploy(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(name)
-}
-
-#[track_caller]
-fn example(name: &str) -> String {
-    let path = deploy("examples").join(name);
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
+/// As they are when this is compiled: a guest that runs the tests does not have the sources.
+const UNIT: &str = include_str!("../../deploy/gpu-tracer.service");
+const INFERENCE: &str = include_str!("../../deploy/examples/inference.service");
+const PROLOG: &str = include_str!("../../deploy/examples/slurm-prolog.sh");
+const EPILOG: &str = include_str!("../../deploy/examples/slurm-epilog.sh");
+const POD: &str = include_str!("../../deploy/examples/kubernetes-init-container.yaml");
 
 /// With this program instead of the installed one, and without waiting for long.
 fn adapted(text: &str) -> String {
@@ -50,8 +46,7 @@ fn values<'a>(unit: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
 
 /// The line of `ExecStartPre=`, as systemd splits it: at blanks.
 fn start_pre(device: &Device) -> Command {
-    let unit = example("inference.service");
-    let lines: Vec<&str> = values(&unit, "ExecStartPre").collect();
+    let lines: Vec<&str> = values(INFERENCE, "ExecStartPre").collect();
     let [line] = lines[..] else { panic!("one line, not {lines:?}") };
     assert!(!line.contains(['$', '"', '\'', ';', '|', '&', '%', '\\']), "nothing for a shell: {line}");
     let line = adapted(line);
@@ -61,10 +56,10 @@ fn start_pre(device: &Device) -> Command {
     command
 }
 
-fn script(name: &str, device: &Device, gpus: Option<&str>) -> Command {
+fn script(text: &str, device: &Device, gpus: Option<&str>) -> Command {
     let mut command = Command::new("sh");
     // Slurm gives its scripts next to no environment.
-    command.args(["-c", &adapted(&example(name))]).env_clear().envs([devices(device)]);
+    command.args(["-c", &adapted(text)]).env_clear().envs([devices(device)]);
     command.envs(gpus.map(|gpus| ("SLURM_JOB_GPUS", gpus)));
     command
 }
@@ -85,10 +80,9 @@ fn a_service_starts_on_free_gpus_and_fails_to_on_held_ones_with_the_reason() {
 
 #[test]
 fn a_service_is_given_longer_to_start_than_it_waits_for() {
-    let unit = example("inference.service");
     let seconds = |text: &str| text.trim_end_matches('s').parse::<u64>().expect("seconds");
-    let start = values(&unit, "TimeoutStartSec").map(seconds).next().expect("the default is too short");
-    let line = values(&unit, "ExecStartPre").next().expect("a line");
+    let start = values(INFERENCE, "TimeoutStartSec").map(seconds).next().expect("the default is too short");
+    let line = values(INFERENCE, "ExecStartPre").next().expect("a line");
     let timeout = line.split(' ').skip_while(|word| *word != "--timeout").nth(1).expect("a time");
     assert!(start > seconds(timeout), "{start} s to start, {timeout} to wait");
 }
@@ -96,9 +90,8 @@ fn a_service_is_given_longer_to_start_than_it_waits_for() {
 #[test]
 fn systemd_accepts_the_units() {
     let dir = tempfile::tempdir().expect("a directory");
-    let ours = fs::read_to_string(deploy("gpu-tracer.service")).expect("the unit of the daemon");
-    for (name, text) in [("gpu-tracer.service", ours), ("inference.service", example("inference.service"))] {
-        let text = adapted(&text).replace("/usr/bin/inference-server", "/bin/true");
+    for (name, text) in [("gpu-tracer.service", UNIT), ("inference.service", INFERENCE)] {
+        let text = adapted(text).replace("/usr/bin/inference-server", "/bin/true");
         fs::write(dir.path().join(name), text).expect("it can be written");
     }
     for name in ["gpu-tracer.service", "inference.service"] {
@@ -120,10 +113,10 @@ fn systemd_accepts_the_units() {
 #[test]
 fn a_prolog_lets_a_job_start_on_free_gpus_only() {
     let device = Device::nobodys();
-    assert_eq!(run(script("slurm-prolog.sh", &device, Some("0"))), (0, String::new()));
-    assert_eq!(run(script("slurm-prolog.sh", &device, None)), (0, String::new()), "a job without GPUs");
+    assert_eq!(run(script(PROLOG, &device, Some("0"))), (0, String::new()));
+    assert_eq!(run(script(PROLOG, &device, None)), (0, String::new()), "a job without GPUs");
     let play = Play::stage_on(device, "plain", &[]);
-    let (status, said) = run(script("slurm-prolog.sh", &play.device, Some("0")));
+    let (status, said) = run(script(PROLOG, &play.device, Some("0")));
     assert_eq!(status, 1, "{said}");
     assert!(said.contains(&play.truth.holders[0].pid.to_string()), "{said}");
     assert!(lives(play.truth.holders[0].pid), "a prolog ends nobody");
@@ -132,15 +125,15 @@ fn a_prolog_lets_a_job_start_on_free_gpus_only() {
 #[test]
 fn an_epilog_ends_what_a_job_has_left() {
     let play = Play::stage_on(Device::nobodys(), "renamed-worker", &[]);
-    let (status, said) = run(script("slurm-epilog.sh", &play.device, Some("0")));
+    let (status, said) = run(script(EPILOG, &play.device, Some("0")));
     assert_eq!(status, 0, "{said}");
     assert!(!lives(play.truth.holders[0].pid), "{said}");
-    assert_eq!(run(script("slurm-epilog.sh", &play.device, None)), (0, String::new()), "a job without GPUs");
+    assert_eq!(run(script(EPILOG, &play.device, None)), (0, String::new()), "a job without GPUs");
 }
 
 #[test]
 fn an_init_container_waits_through_the_socket_of_the_nodes_daemon() {
-    let pod = YamlLoader::load_from_str(&example("kubernetes-init-container.yaml")).expect("it is YAML");
+    let pod = YamlLoader::load_from_str(POD).expect("it is YAML");
     let pod = &pod[0]["spec"];
     let init = &pod["initContainers"][0];
     let words: Vec<&str> =
