@@ -8,6 +8,7 @@ mod measure;
 mod overhead;
 mod snapshot;
 mod storm;
+mod why;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -39,7 +40,7 @@ pub(crate) struct Arguments {
     /// snapshot: open files of each.
     #[arg(long, default_value_t = 50)]
     files: u32,
-    /// snapshot, overhead: measurements of each, alternating.
+    /// snapshot, overhead, why: measurements of each, alternating.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Measure this gpu-tracer instead of building one.
@@ -60,6 +61,8 @@ enum Name {
     Overhead,
     /// The device opened and closed as fast as can be while a daemon watches; answers with 10,000 handles held.
     Storm,
+    /// `gpu-tracer why` without NVML, with one that hangs, and through a daemon, against what is promised.
+    Why,
 }
 
 /// What is measured, and how much of it.
@@ -95,6 +98,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
                 Name::Idle => idle::measure(&subject),
                 Name::Overhead => overhead::measure(&subject),
                 Name::Storm => storm::measure(&subject),
+                Name::Why => why::measure(workspace, &subject),
             }
         });
     interrupt::end_children(Duration::from_secs(10));
