@@ -2,13 +2,14 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write as _;
-use std::os::unix::process::CommandExt as _;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use gpu_tracer_tests::harness::{Daemon, Device, Finished, Play, Tracer, eventually};
+use gpu_tracer_tests::sys::process::as_user;
 use serde_json::{Value, json};
 
 /// The library, which Cargo has built beside this test.
@@ -232,13 +233,16 @@ fn a_held_gpu_is_not_idle_whatever_is_told_and_only_root_is_believed() {
     let told = |by: u32| {
         let body = json!({"gpus": [{"gpu": 0, "mib": 1}]}).to_string();
         let request = format!("POST /v1/idle HTTP/1.0\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-        let script = format!(
-            "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect({:?})\ns.sendall({request:?}.encode())\n\
-             print(s.recv(64).decode().split()[1])",
-            daemon.socket()
-        );
-        let out = Command::new("python3").args(["-c", &script]).uid(by).gid(by).output().expect("it runs");
-        String::from_utf8_lossy(&out.stdout).trim().to_owned()
+        let socket = daemon.socket();
+        let ask = move || -> std::io::Result<String> {
+            let mut stream = UnixStream::connect(socket)?;
+            stream.write_all(request.as_bytes())?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        let answer = as_user(by, ask).expect("it may").expect("the daemon answers");
+        answer.split(' ').nth(1).unwrap_or_default().to_owned()
     };
     assert_eq!((told(65_534).as_str(), told(0).as_str()), ("403", "204"));
     let idle = &daemon.get("/v1/holders").expect("it answers")["gpus"][0]["idle_mib"];

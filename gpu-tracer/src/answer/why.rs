@@ -22,7 +22,7 @@ use crate::diagnose::{self, Input};
 use crate::gpu::selector::{self, Selection};
 use crate::gpu::{NvmlAnswer, NvmlStatus, nvml};
 use crate::kernel::{self, Clock, Devices};
-use crate::model::diagnosis::Diagnosis;
+use crate::model::diagnosis::{Diagnosis, Verdict};
 use crate::model::report::{GpuReport, Report};
 use crate::model::{Gpu, Task};
 
@@ -33,8 +33,27 @@ use crate::model::{Gpu, Task};
 /// is in the diagnosis.
 pub fn why(question: &Question, pids: &[u32]) -> anyhow::Result<Diagnosis> {
     let mut inquiry = Inquiry::new(question)?;
-    let input = inquiry.input(&Ask { nvml: true, hints: true, pids: pids.to_vec() })?;
-    Ok(diagnose::diagnose(&input))
+    let ask = Ask { nvml: true, hints: true, pids: pids.to_vec() };
+    let mut input = inquiry.input(&ask)?;
+    let mut diagnosis = diagnose::diagnose(&input);
+    for _ in 0..MOST_AGAIN {
+        if !is_overtaken(&input, &diagnosis) {
+            break;
+        }
+        input = inquiry.input(&ask)?;
+        diagnosis = diagnose::diagnose(&input);
+    }
+    Ok(diagnosis)
+}
+
+/// How often it is asked again where things have moved on.
+const MOST_AGAIN: u32 = 2;
+
+/// Has the answer been overtaken while it was sought? Somebody has gone of whom it speaks; or memory has no holder, which is how it
+/// looks for an instant when NVML answers before a process ends and the kernel after that.
+fn is_overtaken(input: &Input, diagnosis: &Diagnosis) -> bool {
+    input.waits.values().any(|wait| wait.gone)
+        || diagnosis.gpus.iter().any(|gpu| gpu.verdict == Verdict::NoHandle)
 }
 
 /// What to ask besides the kernel.
@@ -207,6 +226,19 @@ fn half_gone(task: &Task) -> HalfGone {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_is_overtaken_when_somebody_has_gone_or_memory_has_no_holder() {
+        let overtaken = |input: &Input| is_overtaken(input, &diagnose::diagnose(input));
+        let mut input = diagnose::tests::with_memory(diagnose::tests::report(2), &[3, 3]);
+        assert!(!overtaken(&input));
+        input.waits.insert(7, Wait { over_ms: 100, ..Wait::default() });
+        assert!(!overtaken(&input), "it is still there");
+        input.waits.insert(7, Wait { over_ms: 100, gone: true, ..Wait::default() });
+        assert!(overtaken(&input));
+        let leak = diagnose::tests::with_memory(diagnose::tests::report(2), &[3, 93_699]);
+        assert!(overtaken(&leak), "NVML may have answered before a process ended, and the kernel after that");
+    }
 
     #[test]
     fn a_container_with_one_gpu_asks_about_the_one_that_the_daemon_counts_as_another() {
