@@ -340,6 +340,9 @@ impl Core {
         }
         self.housekeeping_due = now + HOUSEKEEPING;
         self.clock = Clock::now();
+        if self.ledger.shrink() {
+            super::memory::give_back();
+        }
         self.remember_being_alive();
         manager.tell(&format!("STATUS={}", self.in_a_sentence()));
     }

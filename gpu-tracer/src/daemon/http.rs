@@ -28,22 +28,20 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use serde::Deserialize;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 
 use super::feed;
-use super::idle::IdleMemory;
+use super::idle::{IdleMemory, Told};
 use super::inbox::{Order, Outbox, Seen};
 use super::metrics;
 use super::peer::Viewer;
 use super::status::Status;
 use super::stream::EventStream;
 use crate::answer;
-use crate::diagnose::{self, MOST_IDLE_MIB};
 use crate::gpu::selector;
 use crate::kernel::ExtraDevice;
-use crate::model::report::Report;
+use crate::model::report::{Coverage, FileReport, Report};
 use crate::render::json;
 
 /// Connections at the same time.
@@ -242,9 +240,10 @@ impl IntoResponse for Failure {
     }
 }
 
-fn document<T: serde::Serialize>(status: StatusCode, value: &T) -> Response {
+/// On one line: programs read it, and `gpu-tracer holders --format json` lays it out for people.
+fn document<T: serde::Serialize + ?Sized>(status: StatusCode, value: &T) -> Response {
     let mut text = Vec::new();
-    match json::write(value, &mut text) {
+    match json::write_line(value, &mut text) {
         Ok(()) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
@@ -255,7 +254,7 @@ async fn holders(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    Ok(document(StatusCode::OK, &server.report(viewer, query).await?))
+    server.answer(viewer, query, |report| document(StatusCode::OK, report)).await
 }
 
 async fn files(
@@ -263,16 +262,25 @@ async fn files(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    let report = server.report(viewer, query).await?;
-    let answer = serde_json::json!({
-        "schema": report.schema,
-        "taken_at": report.taken_at,
-        "boot_id": report.boot_id,
-        "plan": report.plan,
-        "coverage": report.coverage,
-        "files": report.files,
-    });
-    Ok(document(StatusCode::OK, &answer))
+    server.answer(viewer, query, |report| document(StatusCode::OK, &Files::of(report))).await
+}
+
+/// The part of a report that `/v1/files` gives.
+#[derive(serde::Serialize)]
+struct Files<'a> {
+    schema: u32,
+    taken_at: &'a str,
+    boot_id: &'a str,
+    plan: &'a str,
+    coverage: &'a Coverage,
+    files: &'a [FileReport],
+}
+
+impl<'a> Files<'a> {
+    fn of(report: &'a Report) -> Self {
+        let Report { schema, taken_at, boot_id, plan, coverage, files, .. } = report;
+        Self { schema: *schema, taken_at, boot_id, plan, coverage, files }
+    }
 }
 
 async fn status(
@@ -329,36 +337,34 @@ impl Server {
         }
     }
 
-    /// Looks, and puts the answer together, as far as this viewer may see it.
-    async fn report(&self, viewer: Viewer, query: Option<String>) -> Result<Report, Failure> {
+    /// Looks, and puts the answer together, as far as this viewer may see it. On a thread of its own: that of the server
+    /// attends to everybody.
+    async fn answer<T: Send + 'static>(
+        &self,
+        viewer: Viewer,
+        query: Option<String>,
+        write: impl FnOnce(&Report) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
         let query = Query::parse(query.as_deref().unwrap_or_default())
             .map_err(|problem| Failure(StatusCode::BAD_REQUEST, problem))?;
         let _turn = self.answering.acquire().await.map_err(|_| gone())?;
         let (reply, answer) = oneshot::channel();
         let seen = self.ask(Order::Look(reply), answer).await?;
         let idle = Arc::clone(&self.idle);
-        let answer = move || {
+        let put_together = move || {
             let mut report = put_together(&seen, &query, viewer)?;
-            idle.lock().unwrap_or_else(PoisonError::into_inner).add_to(&mut report);
-            Ok(report)
+            locked(&idle).add_to(&mut report);
+            Ok(write(&report))
         };
-        tokio::task::spawn_blocking(answer).await.map_err(|_| gone())?
+        tokio::task::spawn_blocking(put_together).await.map_err(|_| gone())?
     }
 }
 
-/// What GPUs show that nobody holds, as told by somebody who has asked NVML.
-#[derive(Deserialize)]
-struct Told {
-    gpus: Vec<ToldOfGpu>,
+fn locked(idle: &Mutex<IdleMemory>) -> std::sync::MutexGuard<'_, IdleMemory> {
+    idle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[derive(Deserialize)]
-struct ToldOfGpu {
-    gpu: u32,
-    mib: u64,
-}
-
-/// Takes that down, of those GPUs that are idle by a look of our own.
+/// Takes down what idle GPUs show, of those that are idle by a look of our own.
 async fn note_idle(
     State(server): State<Server>,
     Extension(viewer): Extension<Viewer>,
@@ -370,21 +376,11 @@ async fn note_idle(
     }
     let told: Told =
         serde_json::from_slice(&body).map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
-    let report = server.report(viewer, None).await?;
-    let idle = diagnose::idle_gpus(&report);
-    let record = move || {
-        let mut memory = server.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        for told in told.gpus.iter().filter(|told| told.mib <= MOST_IDLE_MIB && idle.contains(&told.gpu)) {
-            if let Some(gpu) = report.gpus.iter().find(|gpu| gpu.index == told.gpu) {
-                memory.record(gpu, told.mib, &report.taken_at)?;
-            }
-        }
-        anyhow::Ok(())
-    };
-    match tokio::task::spawn_blocking(record).await {
-        Ok(Ok(())) => Ok(StatusCode::NO_CONTENT),
-        Ok(Err(error)) => Err(Failure(StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}"))),
-        Err(_) => Err(gone()),
+    let idle = Arc::clone(&server.idle);
+    let note = move |report: &Report| locked(&idle).note(&told, report);
+    match server.answer(viewer, None, note).await? {
+        Ok(()) => Ok(StatusCode::NO_CONTENT),
+        Err(error) => Err(Failure(StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}"))),
     }
 }
 

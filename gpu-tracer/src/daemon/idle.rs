@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
+use crate::diagnose::{MOST_IDLE_MIB, idle_gpus};
 use crate::kernel;
 use crate::model::report::{GpuReport, Report};
 
@@ -39,6 +40,18 @@ struct Content {
     boot_id: String,
     driver: String,
     gpus: BTreeMap<String, Idle>,
+}
+
+/// What GPUs show that nobody holds, as told by somebody who has asked NVML.
+#[derive(Debug, Deserialize)]
+pub(super) struct Told {
+    gpus: Vec<ToldOfGpu>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ToldOfGpu {
+    gpu: u32,
+    mib: u64,
 }
 
 /// What is remembered.
@@ -94,11 +107,25 @@ impl IdleMemory {
         }
     }
 
+    /// Takes down what was told of those GPUs that are idle by this report.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn note(&mut self, told: &Told, report: &Report) -> anyhow::Result<()> {
+        let idle = idle_gpus(report);
+        for told in told.gpus.iter().filter(|told| told.mib <= MOST_IDLE_MIB && idle.contains(&told.gpu)) {
+            if let Some(gpu) = report.gpus.iter().find(|gpu| gpu.index == told.gpu) {
+                self.record(gpu, told.mib, &report.taken_at)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes down what a GPU shows while nobody holds it. The least counts: a leak must not become the measure of leaks.
     ///
     /// # Errors
     /// It cannot be written.
-    pub(super) fn record(&mut self, gpu: &GpuReport, mib: u64, at: &str) -> anyhow::Result<()> {
+    fn record(&mut self, gpu: &GpuReport, mib: u64, at: &str) -> anyhow::Result<()> {
         self.forget_what_is_over();
         let key = key(gpu);
         let gpus = &mut self.content.gpus;

@@ -33,18 +33,12 @@ impl Core {
             return Ok(0);
         }
         self.look_once()?;
-        if asked && self.hangs == 0 && self.is_in_doubt() {
+        if asked && self.hangs == 0 && self.ledger.is_in_doubt() {
             thread::sleep(BETWEEN_LOOKS);
             self.look_once()?;
             return Ok(2);
         }
         Ok(1)
-    }
-
-    /// A file whose references did not add up in the last look, and did before: it may only have raced with a close.
-    fn is_in_doubt(&self) -> bool {
-        let view = self.ledger.view();
-        view.files.iter().any(|file| file.unexplained_since_ns.is_some_and(|since| since == view.taken_ns))
     }
 
     fn look_once(&mut self) -> anyhow::Result<()> {

@@ -28,7 +28,7 @@ pub(super) fn process(finding: &Finding) -> String {
 /// What a process calls itself, for a sentence.
 pub(super) fn name(comm: &RawText) -> String {
     match comm.0.get(..NAME) {
-        Some(start) if start.len() < comm.0.len() => format!("{}...", RawText(start.to_vec()).to_text()),
+        Some(start) if start.len() < comm.0.len() => format!("{}...", RawText(start.into()).to_text()),
         _ => comm.to_text(),
     }
 }

@@ -159,6 +159,11 @@ impl Ledger {
         self.processes.get(process).map(|record| &record.history)
     }
 
+    /// Gives back memory that a crowd of files took which has gone since. Says whether there was any.
+    pub fn shrink(&mut self) -> bool {
+        self.files.shrink()
+    }
+
     /// Holes in the record that a complete snapshot has closed, oldest first.
     #[must_use]
     pub fn gaps(&self) -> &Bounded<Gap, GAPS_KEPT> {

@@ -141,6 +141,15 @@ impl Ledger {
         }
     }
 
+    /// Is there a file whose references did not add up in the last snapshot, and did before? It may only have raced with a
+    /// close.
+    #[must_use]
+    pub fn is_in_doubt(&self) -> bool {
+        let taken_ns = self.looked.map(|look| look.taken_ns);
+        let mut since = self.files.iter().filter_map(|(_, file)| file.unexplained_since_ns);
+        since.any(|since_ns| Some(since_ns) == taken_ns)
+    }
+
     /// Files that are on their way out, or whose whereabouts are not known: to be looked at again soon, each by
     /// [`FileChecked`](crate::model::event::EventKind::FileChecked) or by a snapshot. Ordered by id.
     #[must_use]

@@ -103,7 +103,7 @@ impl Xid {
         let comma = rest.iter().position(|byte| *byte == b',')?;
         let code = std::str::from_utf8(&rest[..comma]).ok()?.parse().ok()?;
         let pid = pid(&rest[comma + 1..]);
-        (priority < KERNEL_PRIORITIES).then_some(Self { at_s, address, code, pid, line: RawText(line) })
+        (priority < KERNEL_PRIORITIES).then_some(Self { at_s, address, code, pid, line: RawText::from(line) })
     }
 
     /// Index of the GPU that complains.

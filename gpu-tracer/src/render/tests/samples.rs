@@ -239,9 +239,9 @@ pub(super) fn hostile() -> Report {
         .iter()
         .zip(600..)
         .map(|((comm, cmdline, exe), pid)| Holder {
-            comm: crate::model::RawText(comm.to_vec()),
-            cmdline: crate::model::RawText(cmdline.to_vec()),
-            exe: Some(crate::model::RawText(exe.to_vec())),
+            comm: crate::model::RawText::from(comm.to_vec()),
+            cmdline: crate::model::RawText::from(cmdline.to_vec()),
+            exe: Some(crate::model::RawText::from(exe.to_vec())),
             unit: Some("=cmd(),\u{2028}.service".into()),
             memory: Vec::new(),
             ..python(pid)

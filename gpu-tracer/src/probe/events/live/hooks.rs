@@ -116,7 +116,7 @@ fn the_life_of_a_toucher_and_its_children_is_told() {
     assert_eq!(task, forked);
     let takes_the_name_of_the_program = |event: &Event| {
         matches!(&event.kind, EventKind::Renamed { task, old, new }
-            if *task == forked && old.0 == b"sh" && *new == comm)
+            if *task == forked && *old.0 == *b"sh" && *new == comm)
     };
     assert!(events.iter().any(takes_the_name_of_the_program), "{events:#?}");
     let EventKind::Signalled { sender, target, signal, code } =
