@@ -422,7 +422,7 @@ fn the_documented_configuration_is_one_that_is_understood() {
     let keys: Vec<&str> = text
         .lines()
         .filter_map(|line| line.strip_prefix('#'))
-        .filter(|line| line.contains(" = ") && !line.starts_with(' '))
+        .filter(|line| line.starts_with("[[") || line.contains(" = ") && !line.starts_with(' '))
         .collect();
     assert!(keys.len() >= 8, "{keys:?}");
     let dir = tempfile::tempdir().unwrap();

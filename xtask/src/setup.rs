@@ -71,7 +71,7 @@ pub(crate) fn for_tests() -> Result<()> {
     debian::provide(test_programs())
 }
 
-fn test_programs() -> [Need; 11] {
+fn test_programs() -> [Need; 12] {
     [
         Need::program("bpftool", "bpftool"),
         Need::program("fuser", "psmisc"),
@@ -84,6 +84,7 @@ fn test_programs() -> [Need; 11] {
         Need::program("mount", "mount"),
         Need::program("mkfs.ext4", "e2fsprogs"),
         Need::program("ps", "procps"),
+        Need::program("systemd-analyze", "systemd"),
     ]
 }
 

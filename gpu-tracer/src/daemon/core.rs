@@ -275,7 +275,8 @@ impl Core {
         };
         let ended = openers.into_iter().filter(ended).collect();
         let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
-        let seen = Seen { looked: Arc::new(looked), devices: Arc::clone(&self.devices), cost };
+        let (devices, roles) = (Arc::clone(&self.devices), Arc::clone(&self.settings.roles));
+        let seen = Seen { looked: Arc::new(looked), devices, roles, cost };
         for reply in looks {
             let _ = reply.send(seen.clone());
         }
