@@ -142,7 +142,7 @@ run_suite() {
 	mkdir /run/tests
 	: >/run/endings
 	watch_tests &
-	others=$(ls /opt/gpu-tracer/tests/* 2>/dev/null | grep -v '/vm_[^/]*$')
+	others=$(ls /opt/gpu-tracer/tests/* 2>/dev/null | grep -v -e '/vm_[^/]*$' -e '\.so$')
 	list_tests $others >/run/list
 	run_listed /run/list 2
 	run_named standin-driver::selftest standin-selftest

@@ -24,6 +24,9 @@ const TESTS: &str = "/opt/gpu-tracer/tests";
 /// programs at it when the stand-in driver is loaded.
 const NVML: &str = "/opt/gpu-tracer/lib/libnvidia-ml.so.1";
 
+/// Where tests that bring what NVML is to say look for the stand-in: beside themselves, as Cargo builds it.
+const NVML_OF_TESTS: &str = "/opt/gpu-tracer/tests/libnvidia_ml.so";
+
 /// What the stand-in NVML answers from: the stand-in driver.
 const NVML_WORLD: (&str, &str) = (
     "/opt/gpu-tracer/lib/nvml.json",
@@ -157,6 +160,9 @@ fn add_programs(tree: &mut Tree, programs: &Programs, work: &Path) -> Result<()>
         tree.program(&path, &small)?;
     }
     tree.folder(TESTS);
+    if programs.nvml.is_some() {
+        tree.link(NVML_OF_TESTS, NVML);
+    }
     Ok(())
 }
 

@@ -37,6 +37,8 @@ pub(crate) fn guest_tools() -> Vec<Need> {
         Need::program("unshare", "util-linux"),
         Need::program("ps", "procps"),
         Need::program("pkill", "procps"),
+        // A copy of busybox under another name is no `sleep`.
+        Need::program("sleep", "coreutils"),
     ]
 }
 
