@@ -126,6 +126,7 @@ fn add_system(tree: &mut Tree, workspace: &Workspace) -> Result<()> {
     );
     tree.content("etc/group", 0o644, "root:x:0:\nnogroup:x:65534:\n");
     tree.content(NVML_WORLD.0, 0o644, NVML_WORLD.1);
+    tree.copy("vm/cannot", 0o644, &sources.join("cannot.txt"));
     tree.content("etc/fstab", 0o644, "");
     tree.link("etc/mtab", "/proc/self/mounts");
     Ok(())
