@@ -97,16 +97,19 @@ fn iter_tasks(context: *mut c_void) -> i32 {
 fn iter_tasks_only(context: *mut c_void) -> i32 {
     // SAFETY: as in `iter_tasks`.
     let context = unsafe { &*context.cast::<TaskContext>() };
-    if context.task.is_null() {
+    // Once: to the verifier each load is another pointer, which may be null again.
+    // SAFETY: a reference is valid.
+    let task = unsafe { core::ptr::read_volatile(&raw const context.task) };
+    if task.is_null() {
         return 0;
     }
     // SAFETY: `meta` is never null; `task` is a BTF pointer, checked for null.
     unsafe {
-        let (tgid, tid, files) = identify(context.task);
+        let (tgid, tid, files) = identify(task);
         if learn_ring(tgid, tid, files) {
             return 0;
         }
-        write(&*context.meta, &describe(context.task, tgid, tid, files));
+        write(&*context.meta, &describe(task, tgid, tid, files));
     }
     0
 }
