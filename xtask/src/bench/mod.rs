@@ -90,7 +90,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         bail!("benchmarks compare complete answers, which only root gets: run this as root");
     }
     let toolchain = setup::for_build()?;
-    setup::for_tests()?;
+    setup::for_tests(false)?;
     let gpu_tracer = match &arguments.binary {
         Some(binary) => binary.clone(),
         None => {
