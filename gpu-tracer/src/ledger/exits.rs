@@ -53,9 +53,10 @@ impl Ledger {
             let Some(id) = self.file_at_exit(exit, &file, &asked, &mut undecided, changes) else {
                 continue;
             };
-            if id == next_id {
+            let due = self.files.get_mut(id).and_then(|known| known.opener_due.take());
+            if id == next_id || due.is_some() {
                 // What was let go of because something new seemed to be there may be what is there.
-                let certain = known.is_none_or(|differs| differs);
+                let certain = due.unwrap_or(known.is_none_or(|differs| differs));
                 let slots = exit.table.iter().flat_map(|table| slots(*table, &file.fds)).collect();
                 fresh.push(Fresh { id, device: file.seen.device, slots, referrers: vec![process], certain });
             }
@@ -142,7 +143,9 @@ impl Ledger {
         file: &InTable,
         asked: &Asked,
     ) -> Sameness {
-        let Some(table) = exit.table.filter(|_| record.seen_ns.is_some_and(|seen_ns| seen_ns < exit.at_ns))
+        let fresh = record.opener_due.is_some();
+        let Some(table) =
+            exit.table.filter(|_| !fresh && record.seen_ns.is_some_and(|seen_ns| seen_ns < exit.at_ns))
         else {
             return Sameness::Same;
         };

@@ -73,6 +73,16 @@ impl Ledger {
         }
         let (mut claims, mut left) = (Vec::new(), Vec::new());
         for file in fresh {
+            // What was opened while the look went on may be in it or not.
+            let during =
+                |slot: &Slot| self.touches.last_at(*slot).is_some_and(|(_, at_ns)| at_ns > window.until_ns);
+            let due = file.slots.iter().any(during).then_some(file.certain);
+            if let Some(record) = self.files.get_mut(file.id) {
+                record.opener_due = due;
+            }
+            if due.is_some() {
+                continue;
+            }
             match self.claim(file.device, &file.slots, &file.referrers, scope) {
                 Claim::One(touch) => claims.push((touch, file)),
                 Claim::Several => {}
@@ -184,12 +194,10 @@ impl Ledger {
         let by_slot = slots.iter().filter_map(|slot| {
             let at = |touch: &&Touch| touch.slot == Some(*slot);
             let touches = || referrers.iter().flat_map(|process| self.touches.of(*process)).filter(at);
-            // What was asked for while the look went on may be in it or not.
-            let during = || touches().filter(|touch| touch.device == device).min_by_key(|touch| touch.at_ns);
             let (by, at_ns) = self.touches.last_at(*slot)?;
             if at_ns > window.until_ns {
                 let before = touches().filter(|touch| touch.at_ns <= window.until_ns);
-                return before.max_by_key(|touch| touch.at_ns).or_else(during);
+                return before.max_by_key(|touch| touch.at_ns);
             }
             // It may be somebody else who shares the table.
             let last = self.touches.of(by).find(|touch| touch.at_ns == at_ns && at(touch));

@@ -116,7 +116,7 @@ impl Ledger {
         drift: &mut Drift,
     ) -> Vec<u64> {
         let mut ids = vec![0; resolved.files.len()];
-        let (mut new, mut undecided) = (Vec::new(), Vec::new());
+        let (mut new, mut due, mut undecided) = (Vec::new(), Vec::new(), Vec::new());
         // Taken for another than the file remembered, and not for sure.
         let mut likely: Set<usize> = Set::default();
         let asked = self.touches.asked(None, scene.taken_ns);
@@ -137,7 +137,14 @@ impl Ledger {
                     new.push(index);
                     continue;
                 }
-                Sameness::Same => {}
+                Sameness::Same => {
+                    if let Some(certain) = self.files.get_mut(id).and_then(|file| file.opener_due.take()) {
+                        due.push(index);
+                        if !certain {
+                            likely.insert(index);
+                        }
+                    }
+                }
                 Sameness::Undecided => {
                     let seen_ns = self.files.get(id).and_then(|file| file.seen_ns).unwrap_or(0);
                     undecided.push((id, seen_ns));
@@ -161,6 +168,7 @@ impl Ledger {
             }
         }
         let certain = |index: usize| !likely.contains(&index);
+        new.extend(due);
         self.find_births(&new, &ids, (resolved, holding), certain, scene, drift);
         self.doubt_openings(&undecided, scene.taken_ns);
         if !self.touches.is_empty() {
@@ -202,8 +210,10 @@ impl Ledger {
             self.find_openers(&fresh, scope, &mut drift.changes);
         }
         if scene.before.is_some() {
-            let announced =
-                |index: &usize| self.files.get(ids[*index]).is_some_and(|file| file.opened.is_some());
+            let announced = |index: &usize| {
+                let file = self.files.get(ids[*index]);
+                file.is_some_and(|file| file.opened.is_some() || file.opener_due.is_some())
+            };
             drift.unannounced = new.iter().filter(|index| !announced(index)).count() as u64;
         }
     }
@@ -233,6 +243,9 @@ impl Ledger {
             return Sameness::Another;
         }
         let Some(before) = scene.before.filter(|_| !self.touches.is_empty()) else { return Sameness::Same };
+        if file.opener_due.is_some() {
+            return Sameness::Same;
+        }
         // What a look cannot see may be what has stayed.
         let named = resolved.vias(seen).len() as u64;
         let elsewhere = !(before.complete && scene.complete) || seen.count.is_some_and(|count| count > named);

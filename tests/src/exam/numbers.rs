@@ -153,3 +153,83 @@ impl Numbers {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::harness::{HeldFile, Opener};
+
+    /// A file of process 10, opened by it in the first second of 1970.
+    fn should() -> ExpectedFile {
+        ExpectedFile {
+            device: "nvidia0".to_owned(),
+            references: 1,
+            pids: BTreeSet::from([10]),
+            opener: 10,
+            opened: (500, 500),
+            fresh: true,
+            unmoved: true,
+            ..ExpectedFile::default()
+        }
+    }
+
+    fn is(id: u64, opener: u32, opened_exact: bool) -> HeldFile {
+        let opener = Opener { pid: opener, comm: String::new(), cmdline: String::new(), alive: true };
+        HeldFile {
+            id,
+            device: "nvidia0".to_owned(),
+            state: "open".to_owned(),
+            references: Some(1),
+            unexplained: 0,
+            since: None,
+            opened_at: Some("1970-01-01T00:00:00.500Z".to_owned()),
+            opened_exact,
+            opener: Some(opener),
+        }
+    }
+
+    /// What is wrong when this is shown of these files: (model's number, what it should be).
+    fn wrong(numbers: &mut Numbers, files: &[(Id, ExpectedFile)], shown: &HeldFile) -> Vec<String> {
+        numbers.next_question();
+        let expected = Expected { files: files.iter().cloned().collect(), ..Expected::default() };
+        let shown = Shown { file: shown, pids: BTreeSet::from([10]) };
+        let mut found = Vec::new();
+        numbers.compare(&expected, &BTreeMap::from([(shown.file.id, shown)]), &mut found);
+        found
+    }
+
+    #[test]
+    fn a_file_keeps_its_number_unless_it_looks_as_if_it_had_been_replaced() {
+        let mut numbers = Numbers::default();
+        let file = |stays, reopened| [(1, ExpectedFile { stays, reopened, fresh: false, ..should() })];
+        assert_eq!(wrong(&mut numbers, &file(true, false), &is(7, 10, true)), [""; 0]);
+        assert_ne!(wrong(&mut numbers.clone(), &file(true, true), &is(8, 10, false)), [""; 0]);
+        assert_ne!(wrong(&mut numbers.clone(), &file(false, false), &is(8, 10, false)), [""; 0]);
+        assert_eq!(wrong(&mut numbers, &file(false, true), &is(8, 10, false)), [""; 0]);
+    }
+
+    #[test]
+    fn the_number_of_a_released_file_goes_on_only_for_one_that_was_moved_to_where_it_is() {
+        let mut numbers = Numbers::default();
+        assert_eq!(wrong(&mut numbers, &[(1, should())], &is(7, 10, true)), [""; 0]);
+        let moved = || ExpectedFile { unmoved: false, ..should() };
+        assert_ne!(wrong(&mut numbers.clone(), &[(2, should())], &is(7, 10, false)), [""; 0]);
+        assert_ne!(wrong(&mut numbers.clone(), &[(2, moved())], &is(7, 10, true)), [""; 0], "not exactly");
+        let mut later = numbers.clone();
+        wrong(&mut later, &[(3, should())], &is(8, 10, true));
+        assert_ne!(wrong(&mut later, &[(2, moved())], &is(7, 10, false)), [""; 0], "not for ever");
+        assert_eq!(wrong(&mut numbers, &[(2, moved())], &is(7, 10, false)), [""; 0]);
+    }
+
+    #[test]
+    fn an_exact_opening_must_be_right_and_a_likely_one_likely() {
+        let ask = |should: ExpectedFile, is: HeldFile| wrong(&mut Numbers::default(), &[(1, should)], &is);
+        assert_ne!(ask(should(), is(7, 20, true)), [""; 0]);
+        assert_ne!(ask(ExpectedFile { opened: (5_000, 5_000), ..should() }, is(7, 10, true)), [""; 0]);
+        assert_ne!(ask(should(), is(7, 20, false)), [""; 0]);
+        let likely = BTreeSet::from([20]);
+        assert_eq!(ask(ExpectedFile { likely, ..should() }, is(7, 20, false)), [""; 0]);
+    }
+}
