@@ -11,6 +11,7 @@ use super::describer::Describer;
 use super::feed::Feed;
 use super::inbox::{Inbox, Order, Seen};
 use super::lastly::Lastly;
+use super::looking;
 use super::notify::Manager;
 use super::pace::Pace;
 use super::settings::Settings;
@@ -65,6 +66,8 @@ pub(super) struct Core {
     /// Looks hung so many times in a row.
     pub(super) hangs: u32,
     pub(super) not_before: Option<Instant>,
+    /// A pass of a look that has not come back by then is given up.
+    pub(super) patience: Duration,
     /// `None`: what it saw need not be known to the next.
     lastly: Option<Lastly>,
     recheck_due: Instant,
@@ -104,6 +107,7 @@ impl Core {
             counters: Counters::new(),
             hangs: 0,
             not_before: None,
+            patience: looking::PASS_DEADLINE,
             lastly,
             recheck_due: now,
             drained: now,
@@ -256,20 +260,23 @@ impl Core {
         looks
     }
 
-    fn answer(&self, looks: Vec<tokio::sync::oneshot::Sender<Seen>>, cost: Cost) {
+    fn answer(&mut self, looks: Vec<tokio::sync::oneshot::Sender<Seen>>, cost: Cost) {
         if looks.is_empty() {
             return;
         }
+        self.counters.answers += looks.len() as u64;
         let plan = self.settings.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
+        let openers: HashSet<ProcessId> = openers.collect();
         let ended = |process: &ProcessId| {
             let history = self.ledger.history(*process);
             history.is_some_and(|history| history.exit.is_some() || history.freed_ns.is_some())
         };
-        let ended = openers.filter(ended).collect();
+        let ended = openers.into_iter().filter(ended).collect();
         let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
-        let seen = Seen { looked: Arc::new(looked), devices: Arc::clone(&self.devices), cost };
+        let (devices, roles) = (Arc::clone(&self.devices), Arc::clone(&self.settings.roles));
+        let seen = Seen { looked: Arc::new(looked), devices, roles, cost };
         for reply in looks {
             let _ = reply.send(seen.clone());
         }
@@ -316,6 +323,14 @@ impl Core {
         Ok(())
     }
 
+    /// After devices were taken from the configuration.
+    fn forget_unwatched(&mut self) {
+        let devices = Arc::clone(&self.devices);
+        let changes = self.ledger.forget_devices(boot_now(), |number| devices.table.contains(number));
+        self.tell(&changes);
+        self.note_pending();
+    }
+
     fn reload(&mut self, manager: &Manager) {
         manager.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", super::settings::monotonic_us()));
         match self.settings.reload() {
@@ -325,8 +340,9 @@ impl Core {
                         "{key} has changed and takes effect when the daemon is restarted"
                     ));
                 }
-                if let Err(error) = self.rediscover() {
-                    super::log::warning(&format!("{error:#}"));
+                match self.rediscover() {
+                    Ok(()) => self.forget_unwatched(),
+                    Err(error) => super::log::warning(&format!("{error:#}")),
                 }
                 self.pace.event(Instant::now());
                 super::log::info("configuration read again");

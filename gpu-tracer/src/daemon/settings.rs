@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 
 use super::config::{self, Config};
-use super::peer;
+use super::peer::{self, Group};
+use crate::diagnose::Roles;
 use crate::kernel::ExtraDevice;
 
 /// Where the daemon usually listens.
@@ -70,9 +72,10 @@ pub(super) struct Settings {
     pub(super) metrics_listen: Option<SocketAddr>,
     pub(super) plan: Plan,
     /// Group whose members see everything, if it exists here.
-    pub(super) group: Option<u32>,
+    pub(super) group: Group,
     pub(super) devices: Vec<ExtraDevice>,
     pub(super) ring_bytes: Option<u32>,
+    pub(super) roles: Arc<Roles>,
 }
 
 impl Settings {
@@ -118,15 +121,16 @@ impl Settings {
             pin_dir: path(&flags.pin_dir, &config.pin_dir, USUAL_PIN_DIR),
             metrics_listen,
             plan,
-            group: peer::group_number(config.group.as_deref().unwrap_or(USUAL_GROUP)),
+            group: Group::new(peer::group_number(config.group.as_deref().unwrap_or(USUAL_GROUP))),
             devices,
             ring_bytes: config.ring_bytes,
+            roles: Arc::new(config.roles()),
             flags,
             config,
         })
     }
 
-    /// Reads the configuration again. What can change while the daemon runs does (the devices); the keys of what has
+    /// Reads the configuration again. What can change while the daemon runs does (devices, group, roles); the keys of what has
     /// changed and cannot are given back. Errors: it cannot be used, and nothing has changed.
     pub(super) fn reload(&mut self) -> anyhow::Result<Vec<&'static str>> {
         let new = Self::new(self.flags.clone())?;
@@ -141,10 +145,13 @@ impl Settings {
         differs("pin-dir", new.pin_dir != self.pin_dir);
         differs("metrics-listen", new.metrics_listen != self.metrics_listen);
         differs("plan", new.config.plan != self.config.plan);
-        differs("group", new.group != self.group);
         differs("ring-bytes", new.ring_bytes != self.ring_bytes);
         self.devices = new.devices;
+        self.group.set(new.group.number());
+        self.roles = new.roles;
         self.config.devices = new.config.devices;
+        self.config.group = new.config.group;
+        self.config.role = new.config.role;
         Ok(left)
     }
 
