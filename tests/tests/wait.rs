@@ -56,28 +56,6 @@ fn memory_cannot_be_waited_for_where_nobody_tells_how_much_is_used() {
 }
 
 #[test]
-fn the_line_for_systemd_units_is_one_that_systemd_accepts() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let unit = dir.path().join("inference.service");
-    let program = Tracer::program();
-    let text = format!(
-        "[Unit]\nDescription=Inference\n[Service]\nExecStartPre={} wait all --timeout 120s --ignore infrastructure\n\
-         ExecStart=/bin/true\n",
-        program.display()
-    );
-    std::fs::write(&unit, text).expect("it can be written");
-    let verified =
-        std::process::Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&unit).output();
-    let Ok(verified) = verified else {
-        eprintln!("skipped: there is no systemd-analyze here");
-        return;
-    };
-    let said = String::from_utf8_lossy(&verified.stderr);
-    let complaints: Vec<&str> = said.lines().filter(|line| line.contains("inference.service")).collect();
-    assert!(complaints.is_empty(), "{said}");
-}
-
-#[test]
 fn what_a_daemon_tells_ends_the_waiting_and_it_is_asked_only_when_that_may_be() {
     let device = Device::nobodys();
     let free = Tracer::new(&device).holders().text;

@@ -210,15 +210,16 @@ impl Core {
 
     /// Takes in what has happened.
     pub(super) fn take_events(&mut self) -> anyhow::Result<()> {
+        let mut drained = false;
         // Many processes together could go on for ever.
         for _ in 0..DRAINS {
-            let Some(source) = &mut self.source else { return Ok(()) };
+            let Some(source) = &mut self.source else { break };
             self.drained = Instant::now();
             let events = source.drain()?;
             // For their effect on the next drain: what they say is in the events.
             source.take_touched();
             if events.is_empty() {
-                return Ok(());
+                break;
             }
             self.counters.events += events.len() as u64;
             let mut changes = Vec::new();
@@ -226,7 +227,10 @@ impl Core {
                 self.take_event(event, &mut changes)?;
             }
             self.tell(&changes);
-            self.describe_newcomers();
+            self.describe_those_of(&events);
+            drained = true;
+        }
+        if drained {
             self.note_pending();
         }
         Ok(())
@@ -277,7 +281,8 @@ impl Core {
         };
         let ended = openers.into_iter().filter(ended).collect();
         let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
-        let seen = Seen { looked: Arc::new(looked), devices: Arc::clone(&self.devices), cost };
+        let (devices, roles) = (Arc::clone(&self.devices), Arc::clone(&self.settings.roles));
+        let seen = Seen { looked: Arc::new(looked), devices, roles, cost };
         for reply in looks {
             let _ = reply.send(seen.clone());
         }

@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 
 use super::config::{self, Config};
 use super::peer::{self, Group};
+use crate::diagnose::Roles;
 use crate::kernel::ExtraDevice;
 
 /// Where the daemon usually listens.
@@ -73,6 +75,7 @@ pub(super) struct Settings {
     pub(super) group: Group,
     pub(super) devices: Vec<ExtraDevice>,
     pub(super) ring_bytes: Option<u32>,
+    pub(super) roles: Arc<Roles>,
 }
 
 impl Settings {
@@ -121,12 +124,13 @@ impl Settings {
             group: Group::new(peer::group_number(config.group.as_deref().unwrap_or(USUAL_GROUP))),
             devices,
             ring_bytes: config.ring_bytes,
+            roles: Arc::new(config.roles()),
             flags,
             config,
         })
     }
 
-    /// Reads the configuration again. What can change while the daemon runs does (devices and group); the keys of what has
+    /// Reads the configuration again. What can change while the daemon runs does (devices, group, roles); the keys of what has
     /// changed and cannot are given back. Errors: it cannot be used, and nothing has changed.
     pub(super) fn reload(&mut self) -> anyhow::Result<Vec<&'static str>> {
         let new = Self::new(self.flags.clone())?;
@@ -144,7 +148,10 @@ impl Settings {
         differs("ring-bytes", new.ring_bytes != self.ring_bytes);
         self.devices = new.devices;
         self.group.set(new.group.number());
-        (self.config.devices, self.config.group) = (new.config.devices, new.config.group);
+        self.roles = new.roles;
+        self.config.devices = new.config.devices;
+        self.config.group = new.config.group;
+        self.config.role = new.config.role;
         Ok(left)
     }
 

@@ -90,11 +90,11 @@ pub struct HeldFile {
     pub fds: u64,
     /// Mappings, once per address space.
     pub maps: u64,
-    /// Descriptors queued in sockets that it owns, directly or through other sockets.
+    /// Descriptors queued in sockets that it owns, directly or through other sockets; once per process.
     pub in_flight: u64,
-    /// Slots of io_urings that it owns.
+    /// Slots of io_urings that it owns; once per process.
     pub io_uring: u64,
-    /// References the driver holds for a device file that this holder holds.
+    /// References the driver holds for a device file that this holder holds; once per process.
     pub driver_pins: u64,
     /// References that it may still be dropping: taken from its tables by exit or close, and not known to be released.
     pub dropping: u64,

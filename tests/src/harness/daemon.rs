@@ -202,6 +202,21 @@ impl Daemon {
         run(command)
     }
 
+    /// Runs another subcommand that asks this daemon to its end, with these variables in its environment.
+    #[must_use]
+    #[track_caller]
+    pub fn run_with(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        environment: &[(&str, &std::ffi::OsStr)],
+    ) -> Finished {
+        let mut command = Command::new(Tracer::program());
+        command.arg(name).args(&self.options).arg("--socket").arg(self.socket()).args(arguments);
+        command.envs(environment.iter().copied());
+        run(command)
+    }
+
     /// Asks and compares with the truth, as [`Play::check`] does without a daemon.
     #[track_caller]
     pub fn check(&self, play: &Play) -> Answer {

@@ -11,6 +11,7 @@ mod restarts;
 mod snapshot;
 mod standing;
 mod storm;
+mod why;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -42,7 +43,7 @@ pub(crate) struct Arguments {
     /// snapshot: open files of each.
     #[arg(long, default_value_t = 50)]
     files: u32,
-    /// snapshot, overhead: measurements of each, alternating.
+    /// snapshot, overhead, why: measurements of each, alternating.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Measure this gpu-tracer instead of building one.
@@ -73,6 +74,8 @@ enum Name {
     Storm,
     /// A daemon killed and started again while the device is opened and closed.
     Restarts,
+    /// `gpu-tracer why` without NVML, with one that hangs, and through a daemon, against what is promised.
+    Why,
 }
 
 /// What is measured, and how much of it.
@@ -87,7 +90,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         bail!("benchmarks compare complete answers, which only root gets: run this as root");
     }
     let toolchain = setup::for_build()?;
-    setup::for_tests()?;
+    setup::for_tests(false)?;
     let gpu_tracer = match &arguments.binary {
         Some(binary) => binary.clone(),
         None => {
@@ -110,6 +113,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
                 Name::Standing => standing::measure(&subject),
                 Name::Storm => storm::measure(&subject),
                 Name::Restarts => restarts::measure(&subject),
+                Name::Why => why::measure(workspace, &subject),
             }
         });
     interrupt::end_children(Duration::from_secs(10));

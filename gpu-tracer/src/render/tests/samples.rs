@@ -110,6 +110,7 @@ pub(super) fn children(renamed: bool) -> Report {
             unexplained: 0,
             driver_pins: 0,
             opened_at: None,
+            opened_exact: false,
             opener: Some(Opener {
                 pid: 480,
                 start_ns: 7,
@@ -209,6 +210,7 @@ pub(super) fn in_flight() -> Report {
         unexplained: 0,
         driver_pins: 0,
         opened_at: None,
+        opened_exact: false,
         opener: None,
     }];
     report.holders = vec![Holder {
@@ -265,6 +267,7 @@ pub(super) fn mixed() -> Report {
         unexplained,
         driver_pins: 0,
         opened_at: None,
+        opened_exact: false,
         opener: None,
     };
     report.files = vec![

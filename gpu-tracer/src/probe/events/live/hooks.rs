@@ -9,7 +9,7 @@ use std::{
 use super::{
     FULL, PATIENCE, Shell, attach, devices, exits, is_exit_of, is_root, iterators,
     parts::{Part, Playing, STORM},
-    touches_by, until, walks_tables,
+    touches_by, until, walks_long_tables, walks_tables,
 };
 use crate::{
     kernel::Answer,
@@ -52,7 +52,14 @@ fn opening_a_device_is_told_with_who_and_how() {
     let [task] = touches_by(&events, pid)[..] else { panic!("{events:#?}") };
     assert_eq!((task.tid, task.is_leader()), (pid, true));
     let touch = events.iter().find(|event| !touches_by(std::slice::from_ref(event), pid).is_empty());
-    let EventKind::DeviceTouched { access, comm, .. } = &touch.expect("a touch").kind else { unreachable!() };
+    let EventKind::DeviceTouched { access, slot, comm, .. } = &touch.expect("a touch").kind else {
+        unreachable!()
+    };
+    // The shell opens it at the lowest free descriptor, and moves it to 9 afterwards.
+    let slot = slot.expect("the descriptor that was reserved for it");
+    let lower = |fd| shell.run(&format!("test -e /proc/$$/fd/{fd} && echo used || echo free"));
+    let used: Vec<bool> = (0..=slot.fd).map(lower).map(|answer| answer.trim() == "used").collect();
+    assert_eq!(used.iter().position(|used| !used), Some(slot.fd as usize), "{slot:?} {used:?}");
     assert_eq!((access.read, access.write, &comm.0[..]), (true, false, &b"sh"[..]));
     assert!(source.tracked().contains(&task.process), "{:?}", source.tracked());
     let touched = source.take_touched();
@@ -167,7 +174,7 @@ fn a_long_table_is_written_down_whole_and_names_the_files_that_a_snapshot_names(
         return;
     }
     let mut source = attach(&Options::default());
-    if !walks_tables(&source) {
+    if !walks_long_tables(&source) {
         return;
     }
     let mut holder = Playing::start(Part::Descriptors, Path::new(""));
