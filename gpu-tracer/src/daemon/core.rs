@@ -73,6 +73,10 @@ pub(super) struct Core {
     recheck_due: Instant,
     drained: Instant,
     housekeeping_due: Instant,
+    /// Answers until the last housekeeping.
+    answers_before: u64,
+    /// Has the memory for answers not been given back since the last of them?
+    spacious: bool,
 }
 
 impl Core {
@@ -112,6 +116,8 @@ impl Core {
             recheck_due: now,
             drained: now,
             housekeeping_due: now + HOUSEKEEPING,
+            answers_before: 0,
+            spacious: false,
         };
         core.note_absence();
         core
@@ -359,9 +365,13 @@ impl Core {
         }
         self.housekeeping_due = now + HOUSEKEEPING;
         self.clock = Clock::now();
-        if self.ledger.shrink() {
+        let quiet = self.counters.answers == self.answers_before;
+        if self.ledger.shrink() || quiet && self.spacious {
             super::memory::give_back();
+            self.spacious = false;
         }
+        self.spacious |= !quiet;
+        self.answers_before = self.counters.answers;
         self.remember_being_alive();
         manager.tell(&format!("STATUS={}", self.in_a_sentence()));
     }
