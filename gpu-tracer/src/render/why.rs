@@ -83,9 +83,13 @@ fn groups(gpus: &[GpuVerdict]) -> Vec<Vec<&GpuVerdict>> {
             };
             let mut sorted = [ids(first), ids(gpu)];
             sorted.iter_mut().for_each(|ids| ids.sort_unstable());
-            let nobody =
-                gpu.holders.is_empty() && gpu.headline != first.headline && gpu.verdict != Verdict::Free;
-            first.verdict == gpu.verdict && sorted[0] == sorted[1] && !nobody
+            // What nobody holds is alike only in what is known of it.
+            let same = match gpu.verdict {
+                Verdict::Free => true,
+                Verdict::Unknown => gpu.doubts == first.doubts && gpu.advice == first.advice,
+                _ => gpu.headline == first.headline,
+            };
+            first.verdict == gpu.verdict && sorted[0] == sorted[1] && (same || !gpu.holders.is_empty())
         };
         match groups.iter_mut().find(alike) {
             Some(group) => group.push(gpu),
