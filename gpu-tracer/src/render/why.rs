@@ -330,12 +330,9 @@ fn asked(diagnosis: &Diagnosis, view: &View<'_>) -> String {
 fn footer(diagnosis: &Diagnosis, view: &View<'_>) -> String {
     let mut out = String::new();
     if !matches!(diagnosis.nvml.state.as_str(), "complete" | "absent") {
-        out.push_str(&paragraph(
-            &format!("{}. The holders above are the kernel's own word all the same.", diagnosis.nvml.text),
-            0,
-            Tone::Warn,
-            view,
-        ));
+        let held = diagnosis.gpus.iter().any(|gpu| !gpu.holders.is_empty());
+        let word = if held { " The holders above are the kernel's own word all the same." } else { "" };
+        out.push_str(&paragraph(&format!("{}.{word}", diagnosis.nvml.text), 0, Tone::Warn, view));
     }
     if !diagnosis.hints.is_empty() {
         out.push_str(&paragraph("The kernel log has (a hint, no proof):", 0, Tone::Strong, view));
