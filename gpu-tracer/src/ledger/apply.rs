@@ -41,9 +41,10 @@ impl Ledger {
                     &mut changes,
                 );
             }
-            EventKind::ReleaseDeferred { file, device } => {
+            EventKind::ReleaseDeferred { file, device, work } => {
                 let state = FileState::Deferred { since_ns: at_ns };
                 self.leaving(at_ns, *file, *device, state, ChangeKind::Deferred, &mut changes);
+                self.files.outlive(*file, *work);
             }
             EventKind::Released { file, .. } => {
                 self.release_at(*file, at_ns, ReleasedHow::Seen, &mut changes);
@@ -131,8 +132,8 @@ impl Ledger {
         let Some(id) = self.files.id_of(key) else { return };
         let Some(file) = self.files.get_mut(id) else { return };
         let Some(count) = count else {
-            // The file goes when the driver's release returns; what was deferred goes later.
-            if !matches!(file.state, FileState::Deferred { .. }) || file.doubtful {
+            // The file goes when the driver's release returns; what was deferred goes later, and no address tells when.
+            if !matches!(file.state, FileState::Deferred { .. }) {
                 self.release_at(key, at_ns, ReleasedHow::Checked, changes);
             }
             return;

@@ -117,7 +117,7 @@ fn small_event() -> impl Strategy<Value = Event> {
             Just(EventKind::Opened { file, device, task, comm }),
             Just(EventKind::OpenFailed { file, error: -5 }),
             Just(EventKind::Releasing { file, device, task }),
-            Just(EventKind::ReleaseDeferred { file, device }),
+            Just(EventKind::ReleaseDeferred { file, device, work: FileKey(file.0 + 1000) }),
             Just(EventKind::Released { file, task: Some(task) }),
         ]
     });
