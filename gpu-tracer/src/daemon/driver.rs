@@ -99,7 +99,9 @@ pub(super) fn judge(plan: Plan, state: &DriverState) -> anyhow::Result<()> {
         (Plan::Full, DriverState::NotLoaded) => {
             log::info("plan full: the driver is not loaded; its functions are hooked when it is");
         }
-        (_, DriverState::InPart(why)) => log::warning(&format!("plan lean, as plan full is not complete: {why}")),
+        (_, DriverState::InPart(why)) => {
+            log::warning(&format!("plan lean, as plan full is not complete: {why}"))
+        }
         _ => {}
     }
     Ok(())

@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Daemon {
     child: Child,
     options: Vec<String>,
+    plan: &'static str,
     dir: TempDir,
     said: PathBuf,
 }
@@ -42,14 +43,26 @@ impl Daemon {
     #[must_use]
     #[track_caller]
     pub fn start_with(device: &Device, environment: &[(&str, &str)]) -> Self {
+        Self::start_for(device.options(), "lean", environment)
+    }
+
+    /// Starts one for the devices of the driver that is loaded, with this plan.
+    #[must_use]
+    #[track_caller]
+    pub fn of_driver(plan: &'static str) -> Self {
+        Self::start_for(Vec::new(), plan, &[])
+    }
+
+    #[track_caller]
+    fn start_for(options: Vec<String>, plan: &'static str, environment: &[(&str, &str)]) -> Self {
         use std::os::unix::fs::PermissionsExt as _;
         super::require_root();
         let dir = tempfile::Builder::new().prefix("gpu-tracer-daemon-").tempdir().expect("a directory");
         // Other users are to reach the socket.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("it is ours");
         let said = dir.path().join("said");
-        let child = spawn(dir.path(), &device.options(), &said, environment);
-        let mut daemon = Self { child, options: device.options(), dir, said };
+        let child = spawn(dir.path(), &options, plan, &said, environment);
+        let mut daemon = Self { child, options, plan, dir, said };
         daemon.await_answer();
         daemon
     }
@@ -85,7 +98,7 @@ impl Daemon {
     /// Starts it again with all that it left, and waits until it answers.
     #[track_caller]
     pub fn start_again(&mut self) {
-        self.child = spawn(self.dir.path(), &self.options, &self.said, &[]);
+        self.child = spawn(self.dir.path(), &self.options, self.plan, &self.said, &[]);
         self.await_answer();
     }
 
@@ -192,14 +205,14 @@ impl Daemon {
     }
 }
 
-fn spawn(dir: &Path, options: &[String], said: &Path, environment: &[(&str, &str)]) -> Child {
+fn spawn(dir: &Path, options: &[String], plan: &str, said: &Path, environment: &[(&str, &str)]) -> Child {
     let errors = std::fs::OpenOptions::new().create(true).append(true).open(said).expect("a file");
     let mut command = Command::new(Tracer::program());
     command.arg("run").args(options);
     for (option, name) in [("--socket", "d.sock"), ("--state-dir", "state"), ("--pin-dir", "pins")] {
         command.arg(option).arg(dir.join(name));
     }
-    command.args(["--plan", "lean", "--config", "/dev/null"]).envs(environment.iter().copied());
+    command.args(["--plan", plan, "--config", "/dev/null"]).envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
@@ -270,15 +283,30 @@ impl Watch {
             return line.clone();
         }
         let end = Instant::now() + PATIENCE;
-        while let Ok(text) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            let line: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
-            self.told.push(line.clone());
+        while let Some(line) = self.next_line(end) {
             if wanted(&line) {
                 return line;
             }
         }
         let told: Vec<String> = self.told.iter().map(Value::to_string).collect();
         panic!("not told: {what}; told were\n{}", told.join("\n"));
+    }
+
+    /// The next line, whatever it tells.
+    ///
+    /// # Panics
+    ///
+    /// If there is none within a minute.
+    #[track_caller]
+    pub fn await_next(&mut self) -> Value {
+        self.next_line(Instant::now() + PATIENCE).expect("something more is told")
+    }
+
+    fn next_line(&mut self, end: Instant) -> Option<Value> {
+        let text = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok()?;
+        let line: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        self.told.push(line.clone());
+        Some(line)
     }
 }
 

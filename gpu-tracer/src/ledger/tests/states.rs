@@ -189,7 +189,10 @@ fn a_release_in_progress_names_its_task_and_ends_with_its_event() {
 fn a_deferred_release_outlives_the_file_and_its_process() {
     let mut ledger = ledger_with_one_holder();
     ledger.apply(&event(100_050, EventKind::Releasing { file: FileKey(1), device: GPU0, task: leader(10) }));
-    ledger.apply(&event(100_060, EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0, work: FileKey(77) }));
+    ledger.apply(&event(
+        100_060,
+        EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0, work: FileKey(77) },
+    ));
     ledger.reconcile(&world(100_100, vec![], vec![], vec![]));
     ledger.apply(&checked(100_150, 1, None));
     assert_eq!(states(&ledger), ["deferred"], "the file is gone, the driver's work is not");
@@ -199,7 +202,10 @@ fn a_deferred_release_outlives_the_file_and_its_process() {
 #[test]
 fn a_deferred_release_whose_end_may_have_been_lost_is_given_up_without_claiming_proof() {
     let mut ledger = ledger_with_one_holder();
-    ledger.apply(&event(100_060, EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0, work: FileKey(77) }));
+    ledger.apply(&event(
+        100_060,
+        EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0, work: FileKey(77) },
+    ));
     ledger.apply(&event(100_070, EventKind::Lost { count: 3, cause: "ring-full" }));
     assert_eq!(ledger.pending().len(), 1);
     let drift = ledger.reconcile(&world(100_100, vec![], vec![], vec![]));

@@ -58,7 +58,8 @@ impl Calls {
             _ => None,
         });
         let deferred = self.deferred.iter().filter_map(Result::ok);
-        let deferred = deferred.filter(|(work, _)| !untold.contains(work)).map(|(_, Plain(call))| deferred_by(&call));
+        let deferred =
+            deferred.filter(|(work, _)| !untold.contains(work)).map(|(_, Plain(call))| deferred_by(&call));
         let mut events: Vec<Event> = begun.chain(deferred).collect();
         events.sort_by_key(|event| event.at_ns);
         events

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use gpu_tracer_common::events::{
-    DriverRecord, EventHead, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED, KIND_OPENED, KIND_OPENING, KIND_RELEASING, SignalRecord, TaskRef, TouchKey, TouchRecord, WINDOW_NS,
-    access_bits, exit_bits,
+    DriverRecord, EventHead, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED, KIND_OPENED, KIND_OPENING,
+    KIND_RELEASING, SignalRecord, TaskRef, TouchKey, TouchRecord, WINDOW_NS, access_bits, exit_bits,
 };
 
 use super::decode::Record;
@@ -97,7 +97,9 @@ impl Translator {
         let known = self.devices.identify(device).is_some();
         let comm = || RawText::from_c_field(&record.comm);
         let kind = match record.head.header.kind {
-            KIND_OPENED if record.result < 0 => return Some(EventKind::OpenFailed { file, error: record.result }),
+            KIND_OPENED if record.result < 0 => {
+                return Some(EventKind::OpenFailed { file, error: record.result });
+            }
             KIND_OPENING => EventKind::Opening { file, device, task, comm: comm() },
             KIND_OPENED => EventKind::Opened { file, device, task, comm: comm() },
             KIND_RELEASING => EventKind::Releasing { file, device, task },

@@ -11,8 +11,8 @@ use std::{
 };
 
 use aya_obj::generated::{
-    PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_SET_BPF, PERF_FLAG_FD_CLOEXEC, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info,
-    perf_event_attr,
+    PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_SET_BPF, PERF_FLAG_FD_CLOEXEC, bpf_attach_type, bpf_attr, bpf_cmd,
+    bpf_link_info, perf_event_attr,
 };
 
 use crate::probe::events::sys::query;

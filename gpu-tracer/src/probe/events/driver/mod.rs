@@ -282,7 +282,10 @@ impl DriverHooks {
             Err(error) => error,
         };
         if matches!(first.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
-            return Err((Answer::Denied(format!("{first}; it takes root or CAP_PERFMON")), first.to_string()));
+            return Err((
+                Answer::Denied(format!("{first}; it takes root or CAP_PERFMON")),
+                first.to_string(),
+            ));
         }
         let missing = "this driver does not have it, or the compiler has put it into its callers";
         let (target, remark) = match symbols::look_up(&self.root, module.name, function.symbol()) {
@@ -319,7 +322,8 @@ impl DriverHooks {
     /// What has been missed by kprobes, as far as the kernel tells.
     pub(super) fn missed(&self) -> u64 {
         let probes = self.attached.iter().flat_map(|attached| &attached.probes);
-        let recursions = self.programs.iter().filter_map(|(_, program)| sys::times_missed(program.as_fd()).ok());
+        let recursions =
+            self.programs.iter().filter_map(|(_, program)| sys::times_missed(program.as_fd()).ok());
         self.missed + probes.map(Probe::missed).sum::<u64>() + recursions.sum::<u64>()
     }
 
@@ -330,7 +334,8 @@ impl DriverHooks {
 
     fn report(&mut self) {
         let functions = if self.asked { &FUNCTIONS[..] } else { &[] };
-        self.reports = functions.iter().enumerate().map(|(index, function)| self.report_of(index, function)).collect();
+        self.reports =
+            functions.iter().enumerate().map(|(index, function)| self.report_of(index, function)).collect();
     }
 
     fn report_of(&self, index: usize, function: &Function) -> HookReport {

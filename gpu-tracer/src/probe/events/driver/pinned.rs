@@ -96,9 +96,8 @@ mod tests {
     #[test]
     fn another_load_of_a_module_has_other_names_and_none_has_a_dot() {
         for function in &FUNCTIONS {
-            let names = |mark| {
-                names_of(function, function.programs(true), Loaded { name: function.module(), mark })
-            };
+            let names =
+                |mark| names_of(function, function.programs(true), Loaded { name: function.module(), mark });
             assert_ne!(names(1), names(2));
             // BPF file systems allow no dots.
             assert!(names(1).iter().all(|name| !name.contains('.')), "{:?}", names(1));
