@@ -209,6 +209,16 @@ fn ended(what: u32) -> Option<(Call, TaskRef)> {
     Some((call, task))
 }
 
+/// A task is gone. What it was doing in the driver must have returned, and if it is still remembered nobody was told.
+#[inline(always)]
+pub(super) fn forget(tid: u32) {
+    for what in [calls::OPEN, calls::RELEASE] {
+        if CALLS.remove(CallKey { tid, what }).is_ok() {
+            count(Drop::ReturnMissed);
+        }
+    }
+}
+
 #[inline(always)]
 fn tell(kind: u16, call: &Call, task: TaskRef, result: i32) -> Result<(), Drop> {
     spend(call.tgid)?;

@@ -186,6 +186,22 @@ fn a_release_in_progress_names_its_task_and_ends_with_its_event() {
 }
 
 #[test]
+fn a_deferred_release_goes_on_when_another_file_gets_the_address() {
+    let mut ledger = ledger_with_one_holder();
+    let work = FileKey(77);
+    ledger.apply(&event(100_050, EventKind::Releasing { file: FileKey(1), device: GPU0, task: leader(10) }));
+    ledger.apply(&event(100_060, EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0, work }));
+    ledger.apply(&opened(100_070, 10, 1, GPU0));
+    ledger.reconcile(&one_holder(100_100));
+    ledger.apply(&checked(100_150, 77, None));
+    assert_eq!(states(&ledger), ["deferred", "open"]);
+    let living: Vec<FileKey> = ledger.living().iter().map(|file| file.file).collect();
+    assert_eq!(living, [FileKey(1)], "there is nothing to be looked at of what was deferred");
+    assert_eq!(how(&ledger.apply(&released(100_300, 77))), [ReleasedHow::Seen]);
+    assert_eq!(states(&ledger), ["open"]);
+}
+
+#[test]
 fn a_deferred_release_outlives_the_file_and_its_process() {
     let mut ledger = ledger_with_one_holder();
     ledger.apply(&event(100_050, EventKind::Releasing { file: FileKey(1), device: GPU0, task: leader(10) }));
@@ -196,7 +212,7 @@ fn a_deferred_release_outlives_the_file_and_its_process() {
     ledger.reconcile(&world(100_100, vec![], vec![], vec![]));
     ledger.apply(&checked(100_150, 1, None));
     assert_eq!(states(&ledger), ["deferred"], "the file is gone, the driver's work is not");
-    assert_eq!(how(&ledger.apply(&released(100_300, 1))), [ReleasedHow::Seen]);
+    assert_eq!(how(&ledger.apply(&released(100_300, 77))), [ReleasedHow::Seen]);
 }
 
 #[test]

@@ -48,7 +48,7 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use gpu_tracer_common::events::{Call, CallKey, Drop, DropCounts, RING_BYTES, TouchKey, Touches, Tracked};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-pub use driver::DriverState;
+pub use driver::{DriverState, survey as survey_driver};
 pub use gpu_tracer_common::events::Drop as LossCause;
 pub use hooks::HookReport;
 pub use losses::Losses;

@@ -25,7 +25,7 @@ use aya::{
 use functions::{FUNCTIONS, Function, PROGRAMS, Part};
 use kprobe::{Pmu, Probe, Target};
 use pinned::Pinned;
-use symbols::Found;
+use symbols::{Found, Symbols};
 
 use super::{hooks::HookReport, sys};
 use crate::kernel::{Answer, Features};
@@ -212,15 +212,16 @@ impl DriverHooks {
         refused.retain(|refused| !gone(self, refused.module));
         self.refused = refused;
         if let Some(pmu) = self.pmu {
+            let mut symbols = None;
             for index in 0..FUNCTIONS.len() {
-                self.attach_missing(index, pmu);
+                self.attach_missing(index, pmu, &mut symbols);
             }
         }
         self.report();
         main_is_gone
     }
 
-    fn attach_missing(&mut self, index: usize, pmu: Pmu) {
+    fn attach_missing(&mut self, index: usize, pmu: Pmu, symbols: &mut Option<Symbols>) {
         let function = &FUNCTIONS[index];
         if self.attached.iter().any(|attached| attached.function == index) {
             return;
@@ -231,7 +232,7 @@ impl DriverHooks {
                 continue;
             }
             let deferrals = self.sees_deferrals(function.module());
-            match self.attach(function, module, function.programs(deferrals), pmu) {
+            match self.attach(function, module, function.programs(deferrals), pmu, symbols) {
                 Ok((probes, remark)) => {
                     let programs = function.programs(deferrals);
                     let attached = Attached { function: index, module, programs, probes, remark };
@@ -275,6 +276,7 @@ impl DriverHooks {
         module: Loaded,
         (begin, end): (&'static str, Option<&'static str>),
         pmu: Pmu,
+        symbols: &mut Option<Symbols>,
     ) -> Result<(Vec<Probe>, Option<String>), (Answer, String)> {
         let name = Target::Name(format!("{}:{}", module.name, function.symbol()));
         let first = match self.place(pmu, begin, end, &name) {
@@ -287,20 +289,13 @@ impl DriverHooks {
                 first.to_string(),
             ));
         }
-        let missing = "this driver does not have it, or the compiler has put it into its callers";
-        let (target, remark) = match symbols::look_up(&self.root, module.name, function.symbol()) {
-            Found::At(0) => return Err((Answer::No, first.to_string())),
-            Found::At(address) => (Target::Address(address), None),
-            Found::Clone(clone) if !function.needs_arguments() => {
-                let remark = format!("the compiler has made it {clone}");
-                (Target::Name(format!("{}:{clone}", module.name)), Some(remark))
-            }
-            Found::Clone(clone) => {
-                let why = format!("the compiler has made it {clone}, whose arguments are not known");
-                return Err((Answer::No, why));
-            }
-            Found::Several => return Err((Answer::No, "several functions have this name".to_owned())),
-            Found::Nowhere => return Err((Answer::No, missing.to_owned())),
+        let symbols = symbols.get_or_insert_with(|| Symbols::read(&self.root));
+        let found = symbols.look_up(module.name, function.symbol());
+        let remark = usable(function, &found).map_err(|why| (Answer::No, why))?;
+        let target = match found {
+            Found::At(address) if address != 0 => Target::Address(address),
+            Found::Clone(clone) => Target::Name(format!("{}:{clone}", module.name)),
+            _ => return Err((Answer::No, first.to_string())),
         };
         match self.place(pmu, begin, end, &target) {
             Ok(probes) => Ok((probes, remark)),
@@ -381,6 +376,49 @@ impl DriverHooks {
             .map(|(_, report)| format!("{}: {}", report.hook, report.detail.as_deref().unwrap_or("refused")));
         missing.next().map_or(DriverState::Complete, DriverState::InPart)
     }
+}
+
+/// Can a function that was found like this be hooked? What is to be said if so, and why not otherwise.
+fn usable(function: &Function, found: &Found) -> Result<Option<String>, String> {
+    match found {
+        Found::At(_) => Ok(None),
+        Found::Clone(clone) if !function.needs_arguments() => {
+            Ok(Some(format!("the compiler has made it {clone}")))
+        }
+        Found::Clone(clone) => {
+            Err(format!("the compiler has made it {clone}, whose arguments are not known"))
+        }
+        Found::Several => Err("several functions have this name".to_owned()),
+        Found::Nowhere => {
+            Err("this driver does not have it, or the compiler has put it into its callers".to_owned())
+        }
+    }
+}
+
+/// What would become of the hooks, without attaching any.
+#[must_use]
+pub fn survey(root: &Path, features: &Features) -> (DriverState, Vec<HookReport>) {
+    let mut hooks = match possible(root, features) {
+        Err(why) => DriverHooks::new(None, Vec::new(), Some(why), true),
+        Ok(_) => DriverHooks::new(None, Vec::new(), None, true),
+    };
+    hooks.root = root.to_owned();
+    let symbols = Symbols::read(root);
+    for (index, function) in FUNCTIONS.iter().enumerate() {
+        let homes: Vec<Loaded> = hooks.homes(function).collect();
+        for module in homes {
+            match usable(function, &symbols.look_up(module.name, function.symbol())) {
+                Ok(remark) => {
+                    let programs = function.programs(hooks.sees_deferrals(function.module()));
+                    let probes = Vec::new();
+                    hooks.attached.push(Attached { function: index, module, programs, probes, remark });
+                }
+                Err(why) => hooks.refused.push(Refused { function: index, module, works: Answer::No, why }),
+            }
+        }
+    }
+    hooks.report();
+    (hooks.state(), hooks.reports)
 }
 
 /// Can functions of the driver be hooked at all? If not, why not and what to do.

@@ -4,6 +4,9 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 
+/// What the names of all modules of the driver begin with.
+const MODULES: &str = "nvidia";
+
 /// Where a function of a module is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
@@ -17,37 +20,54 @@ pub(super) enum Found {
     Nowhere,
 }
 
-/// Looks a function of a module up.
-pub(super) fn look_up(root: &Path, module: &str, symbol: &str) -> Found {
-    let Ok(file) = File::open(root.join("proc/kallsyms")) else { return Found::Nowhere };
-    let lines = BufReader::with_capacity(1 << 16, file).lines().map_while(Result::ok);
-    judge(lines, module, symbol)
+/// The functions of the driver's modules.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Symbols(Vec<Symbol>);
+
+#[derive(Clone, Debug)]
+struct Symbol {
+    address: u64,
+    name: String,
+    module: String,
 }
 
-fn judge(lines: impl Iterator<Item = String>, module: &str, symbol: &str) -> Found {
-    let of_module = format!("[{module}]");
-    let mut found = Found::Nowhere;
-    for line in lines {
-        let mut words = line.split_whitespace();
-        let (Some(address), Some(kind), Some(name), Some(owner)) =
-            (words.next(), words.next(), words.next(), words.next())
-        else {
-            continue;
-        };
-        if owner != of_module || !matches!(kind, "t" | "T") {
-            continue;
-        }
-        let Some(rest) = name.strip_prefix(symbol) else { continue };
-        if rest.is_empty() {
-            if matches!(found, Found::At(_)) {
-                return Found::Several;
-            }
-            found = Found::At(u64::from_str_radix(address, 16).unwrap_or(0));
-        } else if is_clone(rest) && found == Found::Nowhere {
-            found = Found::Clone(name.to_owned());
-        }
+impl Symbols {
+    /// Reads the list: some 200,000 lines, so that this is done only where it is needed.
+    pub(super) fn read(root: &Path) -> Self {
+        let Ok(file) = File::open(root.join("proc/kallsyms")) else { return Self::default() };
+        let lines = BufReader::with_capacity(1 << 16, file).lines().map_while(Result::ok);
+        Self(lines.filter_map(|line| symbol(&line)).collect())
     }
-    found
+
+    /// Looks a function of a module up.
+    pub(super) fn look_up(&self, module: &str, function: &str) -> Found {
+        let mut found = Found::Nowhere;
+        for symbol in self.0.iter().filter(|symbol| symbol.module == module) {
+            let Some(rest) = symbol.name.strip_prefix(function) else { continue };
+            if rest.is_empty() {
+                if matches!(found, Found::At(_)) {
+                    return Found::Several;
+                }
+                found = Found::At(symbol.address);
+            } else if is_clone(rest) && found == Found::Nowhere {
+                found = Found::Clone(symbol.name.clone());
+            }
+        }
+        found
+    }
+}
+
+/// Address, kind, name, and the module in brackets; others than functions of the driver are left out.
+fn symbol(line: &str) -> Option<Symbol> {
+    let module = line.strip_suffix(']')?.rsplit_once('[')?.1;
+    if !module.starts_with(MODULES) {
+        return None;
+    }
+    let mut words = line.split_whitespace();
+    let (address, kind, name) = (words.next()?, words.next()?, words.next()?);
+    let address = u64::from_str_radix(address, 16).ok()?;
+    let is_code = matches!(kind, "t" | "T");
+    is_code.then(|| Symbol { address, name: name.to_owned(), module: module.to_owned() })
 }
 
 /// `.isra.0`, `.constprop.1`: all of the function. `.part.0` and `.cold` are only a piece of it.
@@ -61,7 +81,7 @@ mod tests {
     use super::*;
 
     fn in_list(list: &str) -> Found {
-        judge(list.lines().map(str::to_owned), "nvidia", "nvidia_close")
+        Symbols(list.lines().filter_map(symbol).collect()).look_up("nvidia", "nvidia_close")
     }
 
     #[test]
