@@ -53,6 +53,7 @@ fn observe(devices: Vec<ExtraDevice>, ready: &Sender<Subscription>) -> anyhow::R
     let iterators = Iterators::load(&btf).context(NEEDS)?;
     let source = attach(&settings, None, &btf, &devices)?;
     anyhow::ensure!(source.is_some(), "without events there is nothing to watch; {NEEDS}");
+    drop(btf);
     let (outbox, inbox) = inbox::pair().context("cannot make an eventfd")?;
     let describer = Describer::start(outbox).context("cannot start a thread")?;
     let mut core = Core::new(settings, devices, source, iterators, describer, None);

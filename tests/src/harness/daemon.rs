@@ -15,7 +15,7 @@ use super::{Answer, Device, Finished, Play, Tracer, compare, eventually};
 use crate::sys::{mounts, process};
 
 /// How long it may take to begin, to end, and to tell something.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(150);
 
 /// A running daemon. Dropping it ends it and takes its hooks away.
 #[derive(Debug)]
@@ -276,7 +276,7 @@ impl Watch {
     ///
     /// # Panics
     ///
-    /// If there is none within a minute; with all lines.
+    /// If there is none in time; with all lines.
     #[track_caller]
     pub fn await_line(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         if let Some(line) = self.told.iter().find(|line| wanted(line)) {
@@ -296,7 +296,7 @@ impl Watch {
     ///
     /// # Panics
     ///
-    /// If there is none within a minute.
+    /// If there is none in time.
     #[track_caller]
     pub fn await_next(&mut self) -> Value {
         self.next_line(Instant::now() + PATIENCE).expect("something more is told")

@@ -77,9 +77,10 @@ fn releasing(call: &Call) -> Event {
 }
 
 fn deferred_by(call: &Call) -> Event {
-    let (file, device, _) = parts(call);
+    let (_, device, _) = parts(call);
+    // Its address may be that of another file by now.
     let work = FileKey(call.work);
-    Event { at_ns: call.at_ns, kind: EventKind::ReleaseDeferred { file, device, work } }
+    Event { at_ns: call.at_ns, kind: EventKind::ReleaseDeferred { file: work, device, work } }
 }
 
 fn parts(call: &Call) -> (FileKey, DeviceNumber, TaskId) {

@@ -319,6 +319,8 @@ impl EventSource {
         let before = events.len();
         events.extend(losses.beyond(&reported));
         if events.len() > before {
+            // What is still going on in the driver is certain whatever was lost.
+            events.extend(self.calls.in_progress());
             self.reported.set(0, Plain(losses.0), 0).map_err(refused("REPORTED"))?;
         }
         Ok(())

@@ -145,7 +145,7 @@ fn link(program: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 
 fn control(event: &OwnedFd, request: u32, argument: i32) -> io::Result<()> {
     // SAFETY: both requests take a plain number.
-    let result = unsafe { libc::ioctl(event.as_raw_fd(), request.into(), argument) };
+    let result = unsafe { libc::ioctl(event.as_raw_fd(), request as _, argument) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
