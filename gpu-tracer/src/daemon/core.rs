@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::describer::Describer;
+use super::driver::DriverPace;
 use super::feed::Feed;
 use super::inbox::{Inbox, Order, Seen};
 use super::lastly::Lastly;
@@ -48,6 +49,7 @@ pub(super) struct Core {
     /// Can files be looked at again by address?
     pub(super) rechecks: bool,
     pub(super) pace: Pace,
+    pub(super) driver_pace: DriverPace,
     /// Is any file on its way out?
     pub(super) pending: bool,
     /// Tasks that were half-way through exit when nobody could know what they had.
@@ -99,6 +101,7 @@ impl Core {
             ledger: if rechecks { Ledger::with_rechecks() } else { Ledger::new() },
             rechecks,
             pace: Pace::new(now),
+            driver_pace: DriverPace::default(),
             pending: false,
             strangers: HashSet::new(),
             in_doubt: true,
@@ -171,6 +174,7 @@ impl Core {
                 self.answer(looks, cost);
             }
             self.recheck_if_due()?;
+            self.follow_driver_if_due()?;
             self.housekeeping(manager);
         }
     }
@@ -178,6 +182,7 @@ impl Core {
     fn next_due(&self) -> Instant {
         let now = Instant::now();
         let mut due = self.pace.due().min(self.housekeeping_due);
+        due = self.driver_pace.due().map_or(due, |follow_up| due.min(follow_up));
         if self.pending {
             due = due.min(self.recheck_due);
         }
@@ -238,7 +243,7 @@ impl Core {
 
     fn take_event(&mut self, event: &Event, changes: &mut Vec<Change>) -> anyhow::Result<()> {
         match &event.kind {
-            EventKind::ModuleLoaded { .. } | EventKind::ModuleUnloaded { .. } => self.rediscover()?,
+            EventKind::ModuleLoaded { .. } | EventKind::ModuleUnloaded { .. } => self.module_announced()?,
             EventKind::Lost { .. } => self.in_doubt = true,
             _ => {}
         }
@@ -271,7 +276,7 @@ impl Core {
             return;
         }
         self.counters.answers += looks.len() as u64;
-        let plan = self.settings.plan_word();
+        let plan = self.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
         let openers: HashSet<ProcessId> = openers.collect();
@@ -316,7 +321,7 @@ impl Core {
     }
 
     /// A driver came or went: other numbers may be devices now.
-    fn rediscover(&mut self) -> anyhow::Result<()> {
+    pub(super) fn rediscover(&mut self) -> anyhow::Result<()> {
         match kernel::discover(std::path::Path::new("/"), &self.settings.devices) {
             Ok(devices) => {
                 if let Some(source) = &mut self.source {
@@ -385,7 +390,17 @@ impl Core {
     }
 }
 
-/// May it change who refers to what, or say that something was missed?
+/// May it change who refers to what, or say that something was missed? A file that is being opened, or is gone, has nobody
+/// who refers to it.
 fn asks_for_a_look(kind: &EventKind) -> bool {
-    !matches!(kind, EventKind::Renamed { .. } | EventKind::Signalled { .. } | EventKind::FileChecked { .. })
+    !matches!(
+        kind,
+        EventKind::Renamed { .. }
+            | EventKind::Signalled { .. }
+            | EventKind::FileChecked { .. }
+            | EventKind::Opening { .. }
+            | EventKind::OpenFailed { .. }
+            | EventKind::ReleaseDeferred { .. }
+            | EventKind::Released { .. }
+    )
 }
