@@ -29,10 +29,30 @@ pub(super) struct Config {
     pub(super) devices: Option<Vec<String>>,
     /// Bytes of the ring of events.
     pub(super) ring_bytes: Option<u32>,
+    /// Keep a journal?
+    pub(super) journal: Option<bool>,
+    /// Days of history kept in it.
+    pub(super) journal_days: Option<u32>,
+    /// MiB that it may have.
+    pub(super) journal_size_mib: Option<u64>,
+    /// MiB of its file system that stay free.
+    pub(super) journal_min_free_mib: Option<u64>,
 }
 
-const KEYS: [&str; 8] =
-    ["socket", "state-dir", "pin-dir", "metrics-listen", "plan", "group", "devices", "ring-bytes"];
+const KEYS: [&str; 12] = [
+    "socket",
+    "state-dir",
+    "pin-dir",
+    "metrics-listen",
+    "plan",
+    "group",
+    "devices",
+    "ring-bytes",
+    "journal",
+    "journal-days",
+    "journal-size-mib",
+    "journal-min-free-mib",
+];
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -18,6 +18,7 @@ use super::signals::{Signals, Wish};
 use super::status::Counters;
 use super::tell::Names;
 use crate::answer::{Looked, milliseconds};
+use crate::journal::Recorder;
 use crate::kernel::{self, Clock, Devices, boot_now};
 use crate::ledger::Ledger;
 use crate::model::change::Change;
@@ -65,6 +66,11 @@ pub(super) struct Core {
     /// Looks hung so many times in a row.
     pub(super) hangs: u32,
     pub(super) not_before: Option<Instant>,
+    /// `None`: no history is kept.
+    pub(super) recorder: Option<Recorder>,
+    /// What was said last of the journal's trouble.
+    pub(super) journal_problem: Option<String>,
+    pub(super) journal_moved: Option<String>,
     /// `None`: what it saw need not be known to the next.
     lastly: Option<Lastly>,
     recheck_due: Instant,
@@ -104,6 +110,9 @@ impl Core {
             counters: Counters::new(),
             hangs: 0,
             not_before: None,
+            recorder: None,
+            journal_problem: None,
+            journal_moved: None,
             lastly,
             recheck_due: now,
             drained: now,
@@ -274,6 +283,7 @@ impl Core {
     /// Tells everybody who listens.
     pub(super) fn tell(&mut self, changes: &[Change]) {
         self.counters.changes += changes.len() as u64;
+        self.write_down(changes);
         if self.feed.is_empty() {
             return;
         }
@@ -306,6 +316,7 @@ impl Core {
                     source.set_devices(&devices.table)?;
                 }
                 self.devices = Arc::new(devices);
+                self.write_down_gpus();
             }
             Err(error) => super::log::warning(&format!("devices cannot be discovered again: {error}")),
         }
@@ -345,6 +356,7 @@ impl Core {
 
     /// Writes down until when there was somebody to see.
     pub(super) fn remember_being_alive(&mut self) {
+        self.write_down_life();
         let Some(lastly) = &self.lastly else { return };
         if let Err(error) = lastly.write(boot_now()) {
             super::log::warning(&format!("{error:#}"));

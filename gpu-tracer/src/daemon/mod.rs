@@ -26,6 +26,7 @@ mod metrics;
 mod notify;
 mod pace;
 mod peer;
+mod recording;
 mod settings;
 mod signals;
 mod socket;
@@ -75,6 +76,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let describer = Describer::start(outbox.clone()).context("cannot start a thread")?;
     let group = settings.group;
     let mut core = Core::new(settings, devices, source, iterators, describer, Some(lastly));
+    core.open_journal();
     core.take_events()?;
     core.look(true)?;
     core.remember_being_alive();
@@ -86,6 +88,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let ended = core.run(&inbox, Some(&signals), &manager);
     manager.tell("STOPPING=1");
     core.remember_being_alive();
+    core.close_journal();
     drop(socket);
     ended
 }

@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context as _;
 
 use super::config::{self, Config};
 use super::peer;
+use crate::journal::Retention;
 use crate::kernel::ExtraDevice;
 
 /// Where the daemon usually listens.
@@ -73,6 +75,8 @@ pub(super) struct Settings {
     pub(super) group: Option<u32>,
     pub(super) devices: Vec<ExtraDevice>,
     pub(super) ring_bytes: Option<u32>,
+    /// How much history is kept; `None`: none.
+    pub(super) retention: Option<Retention>,
 }
 
 impl Settings {
@@ -121,6 +125,7 @@ impl Settings {
             group: peer::group_number(config.group.as_deref().unwrap_or(USUAL_GROUP)),
             devices,
             ring_bytes: config.ring_bytes,
+            retention: retention(&config),
             flags,
             config,
         })
@@ -143,6 +148,7 @@ impl Settings {
         differs("plan", new.config.plan != self.config.plan);
         differs("group", new.group != self.group);
         differs("ring-bytes", new.ring_bytes != self.ring_bytes);
+        differs("journal and its limits", new.retention != self.retention);
         self.devices = new.devices;
         self.config.devices = new.config.devices;
         Ok(left)
@@ -155,6 +161,20 @@ impl Settings {
             Plan::Snapshot => "snapshot",
         }
     }
+}
+
+/// How much history is to be kept.
+fn retention(config: &Config) -> Option<Retention> {
+    if config.journal == Some(false) {
+        return None;
+    }
+    let usual = Retention::default();
+    let bytes = |mib: Option<u64>, usual: u64| mib.map_or(usual, |mib| mib.saturating_mul(1 << 20));
+    Some(Retention {
+        age: config.journal_days.map_or(usual.age, |days| Duration::from_secs(u64::from(days) * 24 * 3600)),
+        size: bytes(config.journal_size_mib, usual.size),
+        free: bytes(config.journal_min_free_mib, usual.free),
+    })
 }
 
 /// µs of the clock that a service manager wants to hear (`CLOCK_MONOTONIC`).

@@ -16,6 +16,7 @@ pub mod report;
 pub mod snapshot;
 pub mod task;
 pub mod text;
+mod words;
 
 pub use device::{Device, DeviceNumber, DeviceRange, DeviceTable};
 pub use exit::ExitStatus;

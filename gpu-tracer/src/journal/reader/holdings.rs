@@ -1,0 +1,207 @@
+//! Who held what when.
+
+use jiff::Timestamp;
+use rusqlite::Row;
+use serde::Serialize;
+
+use super::{At, Boot, Moment, Process, Reader, Window};
+use crate::diagnose::Roles;
+use crate::gpu::selector::Selection;
+use crate::journal::JournalError;
+use crate::journal::schema::OPEN_LEVEL;
+use crate::model::RawText;
+use crate::model::happening::Party;
+
+/// One process and one open file, for as long as it held it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Holding {
+    /// Which boot.
+    pub boot_id: String,
+    /// Device without `/dev/`.
+    pub device: String,
+    /// Index of its GPU; `null` for devices that all share.
+    pub gpu: Option<u32>,
+    /// Number of the open file.
+    pub file: u64,
+    /// Who.
+    pub process: Party,
+    /// The executable.
+    pub exe: Option<RawText>,
+    /// cgroup path.
+    pub cgroup: Option<RawText>,
+    /// `infrastructure`, `display`, `monitor`, ...; `compute` for whatever has no other role.
+    pub role: String,
+    /// How it came to it: `opened`, `found`, `inherited`, `handed-over`, `queued`, `registered`, `pinned`; `dropping`: in no table of
+    /// it any more, and not released.
+    pub how: String,
+    /// From whom.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<Party>,
+    /// Beginning, wall clock.
+    pub since: Timestamp,
+    /// Beginning, ns of boot time.
+    pub since_ns: i64,
+    /// End, wall clock; `null`: none that the record knows.
+    pub until: Option<Timestamp>,
+    /// End, ns of boot time.
+    pub until_ns: Option<i64>,
+    /// `close`, `exec`, `exit`, `released`; `unseen`: it had ended when somebody looked again, or nothing is known after that.
+    pub ended: Option<String>,
+    /// Row of the process.
+    #[serde(skip)]
+    pub(super) row: i64,
+    /// Row of the boot.
+    #[serde(skip)]
+    pub(super) boot: i64,
+}
+
+/// What of it is wanted.
+fn wanted(selection: &Selection, device: &str, gpu: Option<u32>) -> bool {
+    selection.all
+        || gpu.is_some_and(|gpu| selection.gpus.contains(&gpu))
+        || selection.devices.iter().any(|known| known.name == device)
+}
+
+impl Reader {
+    /// Where in the record a moment of the wall clock is: the last known moment that is not after it.
+    #[must_use]
+    pub fn moment(&self, at: Timestamp) -> Option<Moment> {
+        let mut best: Option<(Timestamp, Moment)> = None;
+        for boot in &self.boots {
+            for (first, last) in &boot.runs {
+                let ns = boot.ns(at).min(*last);
+                if ns < *first {
+                    continue;
+                }
+                let known = (boot.wall(ns), Moment { boot: boot.id, ns });
+                if best.is_none_or(|(wall, _)| known.0 >= wall) {
+                    best = Some(known);
+                }
+            }
+        }
+        best.map(|(_, moment)| moment)
+    }
+
+    /// Who held what at a moment.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub fn at(&self, asked: Timestamp, selection: &Selection, pid: Option<u32>) -> Result<At, JournalError> {
+        let coverage = self.coverage(Window { from: asked, to: asked })?;
+        // In a hole the last thing known is what was so before it.
+        let before = coverage.holes.iter().map(|hole| hole.from).min().map_or(asked, |from| from.min(asked));
+        let Some(moment) = self.moment(before) else {
+            return Ok(At { asked, answered: None, holdings: Vec::new(), coverage });
+        };
+        let mut holdings = Vec::new();
+        self.overlapping(moment.boot, moment.ns, moment.ns, &mut holdings)?;
+        holdings.retain(|held| {
+            held.until_ns.is_none_or(|until| until > moment.ns)
+                && wanted(selection, &held.device, held.gpu)
+                && pid.is_none_or(|pid| held.process.pid == pid)
+        });
+        let answered = self.boot(moment.boot).map(|boot| boot.wall(moment.ns));
+        Ok(At { asked, answered, holdings, coverage })
+    }
+
+    /// What was held at any time in a window, by beginning.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub fn holdings(
+        &self,
+        window: Window,
+        selection: &Selection,
+        pid: Option<u32>,
+    ) -> Result<Vec<Holding>, JournalError> {
+        let mut holdings = Vec::new();
+        for (boot, from, to) in self.parts(window) {
+            self.overlapping(boot, from, to, &mut holdings)?;
+        }
+        holdings.retain(|held| {
+            wanted(selection, &held.device, held.gpu) && pid.is_none_or(|pid| held.process.pid == pid)
+        });
+        holdings.sort_by_key(|held| (held.boot, held.since_ns, held.process.pid, held.file));
+        Ok(holdings)
+    }
+
+    /// All that one process held.
+    pub(super) fn holdings_of(&self, process: &Process) -> Result<Vec<Holding>, JournalError> {
+        let Some(boot) = self.boot(process.boot) else { return Ok(Vec::new()) };
+        let sql = format!("{SELECT} WHERE holding.process = ?1 ORDER BY holding.since_ns, holding.id");
+        let mut select = self.db.prepare_cached(&sql)?;
+        let mut rows = select.query([process.row])?;
+        let mut holdings = Vec::new();
+        while let Some(row) = rows.next()? {
+            holdings.push(self.holding(boot, row)?);
+        }
+        Ok(holdings)
+    }
+
+    /// An interval of level `l` that reaches `from` began less than `2^l` ns before it: one short search for each level.
+    fn overlapping(
+        &self,
+        boot: i64,
+        from: i64,
+        to: i64,
+        holdings: &mut Vec<Holding>,
+    ) -> Result<(), JournalError> {
+        let Some(boot) = self.boot(boot) else { return Ok(()) };
+        let sql = format!(
+            "{SELECT} WHERE holding.boot = ?1 AND holding.level = ?2 AND holding.since_ns > ?3 AND holding.since_ns <= ?5 \
+             AND (holding.until_ns IS NULL OR holding.until_ns >= ?4)"
+        );
+        let mut select = self.db.prepare_cached(&sql)?;
+        for level in 0..=OPEN_LEVEL {
+            let reach = if level >= 63 { i64::MAX } else { 1i64 << level };
+            let mut rows = select.query((boot.id, level, from.saturating_sub(reach), from, to))?;
+            while let Some(row) = rows.next()? {
+                holdings.push(self.holding(boot, row)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn holding(&self, boot: &Boot, row: &Row<'_>) -> Result<Holding, JournalError> {
+        let (since_ns, until_ns): (i64, Option<i64>) = (row.get(2)?, row.get(3)?);
+        let process = self.names.process(&self.db, row.get(1)?)?;
+        let giver: Option<i64> = row.get(5)?;
+        let from = giver.map(|giver| self.names.process(&self.db, giver)).transpose()?;
+        let device: String = row.get(7)?;
+        // A name says what it was last, the command line what it was first.
+        let named_at = until_ns.unwrap_or(i64::MAX);
+        Ok(Holding {
+            boot_id: boot.boot_id.clone(),
+            gpu: row.get(8)?,
+            file: row.get::<_, i64>(0)?.unsigned_abs(),
+            process: process.party(named_at),
+            exe: process.exe.clone(),
+            cgroup: process.cgroup.clone(),
+            role: role(process.exe.as_ref(), &device),
+            how: row.get(4)?,
+            from: from.map(|from| from.party(since_ns)),
+            since: boot.wall(since_ns),
+            since_ns,
+            until: until_ns.map(|until| boot.wall(until)),
+            until_ns,
+            ended: row.get(6)?,
+            row: process.row,
+            boot: boot.id,
+            device,
+        })
+    }
+}
+
+const SELECT: &str = "SELECT holding.file, holding.process, holding.since_ns, holding.until_ns, holding.how, holding.giver, \
+     holding.ended, device.name, device.gpu FROM holding \
+     JOIN file ON file.id = holding.file JOIN device ON device.id = file.device";
+
+/// By its executable alone: what it had mapped is not in the record.
+fn role(exe: Option<&RawText>, device: &str) -> String {
+    let role = Roles::default().role(exe.map(|exe| &exe.0[..]), &[]);
+    match role {
+        "unknown" if device.starts_with("nvidia") => "compute",
+        known => known,
+    }
+    .to_owned()
+}
