@@ -30,6 +30,9 @@ mod standing;
 mod store;
 mod writer;
 
+#[cfg(test)]
+mod tests;
+
 use std::path::PathBuf;
 
 pub use self::health::{Health, State};

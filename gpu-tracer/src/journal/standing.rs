@@ -145,7 +145,8 @@ pub(super) fn end_what_was_left(db: &Connection) -> rusqlite::Result<()> {
                 "UPDATE {table} SET until_ns = ?2, level = ?3, ended = ?4 WHERE id = ?1"
             ))?;
             for (id, since_ns) in open {
-                let until_ns = alive_ns.max(since_ns);
+                // It was held at the last sign of life; nobody knows how much longer.
+                let until_ns = alive_ns.max(since_ns).saturating_add(1);
                 end.execute((id, until_ns, level(since_ns.unsigned_abs(), until_ns.unsigned_abs()), how))?;
             }
         }

@@ -83,8 +83,14 @@ impl Store {
             let device = self.ids.device(db, device)?;
             self.meet_file(db, file, device, at_ns)?;
         }
-        if let (Some(file), Some(process)) = (change.file, change.process) {
-            self.hold(db, file, process, change)?;
+        match (change.file, change.process, &change.kind) {
+            (Some(file), _, ChangeKind::Detached { by }) => {
+                for task in by {
+                    self.begin(db, file, task.process, at_ns, DROPPING, None)?;
+                }
+            }
+            (Some(file), Some(process), _) => self.hold(db, file, process, change)?,
+            _ => {}
         }
         let detail = self.detail(db, change)?;
         let mut process = change.process;
@@ -213,9 +219,6 @@ impl Store {
                 self.begin(db, file, process, change.at_ns, word, None)
             }
             ChangeKind::Closed { cause } => self.end(db, file, process, change.at_ns, cause.word()),
-            ChangeKind::Detached { by } => by
-                .iter()
-                .try_for_each(|task| self.begin(db, file, task.process, change.at_ns, DROPPING, None)),
             _ => Ok(()),
         }
     }

@@ -68,7 +68,11 @@ impl Reader {
     pub fn coverage(&self, window: Window) -> Result<Coverage, JournalError> {
         let mut holes = self.absences(window);
         holes.extend(self.gaps()?);
-        holes.retain(|hole| hole.from <= window.to && hole.to >= window.from && hole.from <= hole.to);
+        // What is known again at its end is known.
+        holes.retain(|hole| {
+            let ends_after = hole.to > window.from || (hole.from == hole.to && hole.to == window.from);
+            hole.from <= window.to && ends_after && hole.from <= hole.to
+        });
         Ok(Coverage::of(holes))
     }
 

@@ -77,9 +77,12 @@ impl Reader {
         if told.is_empty() && holdings.is_empty() {
             return Ok(None);
         }
-        let over = told.iter().any(|event| {
-            event.line.what == "exited" && event.line.process.as_ref().is_some_and(|of| of.pid == process.pid)
-        }) && holdings.iter().all(|held| held.until.is_some());
+        // Its reaping may come when nobody follows it any more; one that exits and holds nothing has nothing more to tell.
+        let ended = |event: &Event| {
+            matches!(event.line.what.as_str(), "exited" | "exiting")
+                && event.line.process.as_ref().is_some_and(|of| of.pid == process.pid)
+        };
+        let over = told.iter().any(ended) && holdings.iter().all(|held| held.until.is_some());
         let ns = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
         let moments = told
             .iter()
