@@ -5,6 +5,7 @@
 
 mod completions;
 mod doctor;
+mod history;
 mod holders;
 mod man;
 mod manual;
@@ -133,6 +134,7 @@ enum Command {
     Wait(wait::Arguments),
     Release(release::Arguments),
     Doctor(doctor::Arguments),
+    History(history::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
 }
@@ -199,6 +201,7 @@ fn answer(
         Command::Wait(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Release(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Doctor(arguments) => arguments.run(devices()?, answers, screen, out)?,
+        Command::History(arguments) => arguments.run(screen, out)?,
         Command::Completions(arguments) => (ExitStatus::Free, arguments.run(out)),
         Command::Man(arguments) => (ExitStatus::Free, arguments.run(out)),
     };

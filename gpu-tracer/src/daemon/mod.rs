@@ -39,7 +39,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-pub use self::settings::{Flags, Plan, USUAL_SOCKET};
+pub use self::settings::{Flags, Plan, USUAL_SOCKET, USUAL_STATE_DIR};
 pub use self::status::Status;
 pub use self::watch::{Watching, watch};
 

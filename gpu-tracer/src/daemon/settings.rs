@@ -13,7 +13,8 @@ use crate::kernel::ExtraDevice;
 
 /// Where the daemon usually listens.
 pub const USUAL_SOCKET: &str = "/run/gpu-tracer/gpu-tracer.sock";
-const USUAL_STATE_DIR: &str = "/var/lib/gpu-tracer";
+/// Where the daemon usually keeps what outlives it.
+pub const USUAL_STATE_DIR: &str = "/var/lib/gpu-tracer";
 const USUAL_PIN_DIR: &str = "/sys/fs/bpf/gpu-tracer";
 const USUAL_GROUP: &str = "gpu-tracer";
 

@@ -38,8 +38,7 @@ use std::path::PathBuf;
 pub use self::health::{Health, State};
 pub use self::open::{NAME, Opened, Options, open};
 pub use self::reader::{
-    At, Coverage, Event, Holding, Hole, Moment, Process, Reader, Reading, Story, TimeError, Window,
-    parse_time,
+    Asked, At, Event, Moment, Process, Reader, Reading, Story, TimeError, Window, parse_time,
 };
 pub use self::record::{Lost, ProcessRecord, Record, Standing, StandingFile, StandingHolding};
 pub use self::recorder::Recorder;

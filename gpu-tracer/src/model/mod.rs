@@ -12,6 +12,7 @@ pub mod event;
 pub mod exit;
 pub mod gpu;
 pub mod happening;
+pub mod history;
 pub mod report;
 pub mod snapshot;
 pub mod task;

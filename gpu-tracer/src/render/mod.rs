@@ -5,7 +5,9 @@
 
 pub mod csv;
 pub mod doctor;
+pub mod history;
 pub mod json;
+pub mod rows;
 pub mod table;
 pub mod text;
 pub mod watch;

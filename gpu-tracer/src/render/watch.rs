@@ -147,19 +147,21 @@ fn ending(happening: &Happening) -> String {
 }
 
 fn released(happening: &Happening) -> String {
-    let ms = |us: u64| {
-        if us < 10_000 { format!("{:.1} ms", us as f64 / 1000.0) } else { format!("{} ms", us / 1000) }
-    };
     match (happening.after_kill_us, happening.after_exit_us, happening.cause.as_deref()) {
-        (Some(us), _, _) => format!("{} after the signal", ms(us)),
-        (None, Some(us), _) => format!("{} after it began to exit", ms(us)),
+        (Some(us), _, _) => format!("{} after the signal", milliseconds(us)),
+        (None, Some(us), _) => format!("{} after it began to exit", milliseconds(us)),
         (None, None, Some("not-seen")) => "not seen any more, which proves nothing".to_owned(),
         _ => String::new(),
     }
 }
 
+/// µs as people read them.
+pub(super) fn milliseconds(us: u64) -> String {
+    if us < 10_000 { format!("{:.1} ms", us as f64 / 1000.0) } else { format!("{} ms", us / 1000) }
+}
+
 /// Names of the first 31 signals on every architecture that this is built for.
-fn signal_name(signal: i32) -> String {
+pub(super) fn signal_name(signal: i32) -> String {
     const NAMES: [&str; 31] = [
         "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",
         "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ",

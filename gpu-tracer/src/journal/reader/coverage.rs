@@ -1,53 +1,28 @@
 //! What a record is worth: where in a window nobody looked, or what was seen was not kept.
 
 use jiff::{SignedDuration, Timestamp};
-use serde::Serialize;
 
 use super::{Boot, Reader, Window};
 use crate::journal::JournalError;
+use crate::model::history::{Coverage, Hole};
 
 /// A daemon gives a sign of life every ten seconds; one that has not for so long is not there.
 const SILENCE: SignedDuration = SignedDuration::from_secs(30);
 
-/// Is the record of a window complete?
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Coverage {
-    /// Nothing is missing in it.
-    pub complete: bool,
-    /// Where something is, in order.
-    pub holes: Vec<Hole>,
-}
-
-/// A stretch of which the record does not tell everything.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Hole {
-    /// Its beginning: until here all is known.
-    pub from: Timestamp,
-    /// Its end.
-    pub to: Timestamp,
-    /// Why, in a stable word: `no-record`, `not-running`, `reboot`, `no-sign-of-life`, `journal-overflow`, `disk`, `disk-full`,
-    /// `journal-broken`, `module NAME`, or the cause of lost events.
-    pub cause: String,
-    /// Events lost, where that is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub events: Option<u64>,
-}
-
-impl Coverage {
-    fn of(mut holes: Vec<Hole>) -> Self {
-        holes.sort_by_key(|hole| (hole.from, hole.to));
-        let mut joined: Vec<Hole> = Vec::new();
-        for hole in holes {
-            match joined.last_mut() {
-                // The daemon that came next says so too.
-                Some(last) if last.to >= hole.from && (last.is_absence() && hole.is_absence()) => {
-                    last.to = last.to.max(hole.to);
-                }
-                _ => joined.push(hole),
+/// Absences that touch are one: the daemon that comes next says so too.
+fn joined(mut holes: Vec<Hole>) -> Coverage {
+    holes.sort_by_key(|hole| (hole.from, hole.to));
+    let mut merged: Vec<Hole> = Vec::new();
+    for hole in holes {
+        match merged.last_mut() {
+            // The daemon that came next says so too.
+            Some(last) if last.to >= hole.from && (last.is_absence() && hole.is_absence()) => {
+                last.to = last.to.max(hole.to);
             }
+            _ => merged.push(hole),
         }
-        Self { complete: joined.is_empty(), holes: joined }
     }
+    Coverage { complete: merged.is_empty(), holes: merged }
 }
 
 impl Hole {
@@ -73,7 +48,7 @@ impl Reader {
             let ends_after = hole.to > window.from || (hole.from == hole.to && hole.to == window.from);
             hole.from <= window.to && ends_after && hole.from <= hole.to
         });
-        Ok(Coverage::of(holes))
+        Ok(joined(holes))
     }
 
     /// When there was no daemon.

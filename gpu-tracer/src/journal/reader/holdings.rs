@@ -2,7 +2,6 @@
 
 use jiff::Timestamp;
 use rusqlite::Row;
-use serde::Serialize;
 
 use super::{At, Boot, Moment, Process, Reader, Window};
 use crate::diagnose::Roles;
@@ -10,50 +9,7 @@ use crate::gpu::selector::Selection;
 use crate::journal::JournalError;
 use crate::journal::schema::OPEN_LEVEL;
 use crate::model::RawText;
-use crate::model::happening::Party;
-
-/// One process and one open file, for as long as it held it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Holding {
-    /// Which boot.
-    pub boot_id: String,
-    /// Device without `/dev/`.
-    pub device: String,
-    /// Index of its GPU; `null` for devices that all share.
-    pub gpu: Option<u32>,
-    /// Number of the open file.
-    pub file: u64,
-    /// Who.
-    pub process: Party,
-    /// The executable.
-    pub exe: Option<RawText>,
-    /// cgroup path.
-    pub cgroup: Option<RawText>,
-    /// `infrastructure`, `display`, `monitor`, ...; `compute` for whatever has no other role.
-    pub role: String,
-    /// How it came to it: `opened`, `found`, `inherited`, `handed-over`, `queued`, `registered`, `pinned`; `dropping`: in no table of
-    /// it any more, and not released.
-    pub how: String,
-    /// From whom.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub from: Option<Party>,
-    /// Beginning, wall clock.
-    pub since: Timestamp,
-    /// Beginning, ns of boot time.
-    pub since_ns: i64,
-    /// End, wall clock; `null`: none that the record knows.
-    pub until: Option<Timestamp>,
-    /// End, ns of boot time.
-    pub until_ns: Option<i64>,
-    /// `close`, `exec`, `exit`, `released`; `unseen`: it had ended when somebody looked again, or nothing is known after that.
-    pub ended: Option<String>,
-    /// Row of the process.
-    #[serde(skip)]
-    pub(super) row: i64,
-    /// Row of the boot.
-    #[serde(skip)]
-    pub(super) boot: i64,
-}
+use crate::model::history::Holding;
 
 /// What of it is wanted.
 fn wanted(selection: &Selection, device: &str, gpu: Option<u32>) -> bool {

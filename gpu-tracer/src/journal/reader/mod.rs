@@ -1,6 +1,7 @@
 //! Reading a journal: of this host while the daemon writes it, or a copied file on another machine. Never writes.
 
 mod coverage;
+mod document;
 mod events;
 mod holdings;
 mod naming;
@@ -16,11 +17,11 @@ use rusqlite::{Connection, OpenFlags};
 use super::{JournalError, schema};
 use crate::gpu::selector::{self, Selection, SelectorError};
 use crate::model::device::{DeviceRange, Naming};
+use crate::model::history::{Coverage, Holding};
 use crate::model::{DeviceNumber, DeviceTable, Gpu};
 
-pub use coverage::{Coverage, Hole};
+pub use document::Asked;
 pub use events::Event;
-pub use holdings::Holding;
 pub use naming::Process;
 pub use query::Reading;
 pub use story::Story;

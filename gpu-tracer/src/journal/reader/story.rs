@@ -5,8 +5,9 @@ use std::rc::Rc;
 
 use jiff::Timestamp;
 
-use super::{Event, Holding, Process, Reader, Window, events};
+use super::{Event, Process, Reader, Window, events};
 use crate::journal::JournalError;
+use crate::model::history::Holding;
 
 /// Events of one process that are told.
 const MOST: usize = 100_000;
