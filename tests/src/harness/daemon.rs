@@ -42,11 +42,24 @@ impl Daemon {
     #[must_use]
     #[track_caller]
     pub fn start_with(device: &Device, environment: &[(&str, &str)]) -> Self {
+        Self::start_prepared(device, environment, |_| {})
+    }
+
+    /// The same, with its directory as `prepare` leaves it: `state` is for what it keeps, `config.toml` is read if it is
+    /// there.
+    #[must_use]
+    #[track_caller]
+    pub fn start_prepared(
+        device: &Device,
+        environment: &[(&str, &str)],
+        prepare: impl FnOnce(&Path),
+    ) -> Self {
         use std::os::unix::fs::PermissionsExt as _;
         super::require_root();
         let dir = tempfile::Builder::new().prefix("gpu-tracer-daemon-").tempdir().expect("a directory");
         // Other users are to reach the socket.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+        prepare(dir.path());
         let said = dir.path().join("said");
         let child = spawn(dir.path(), &device.options(), &said, environment);
         let mut daemon = Self { child, options: device.options(), dir, said };
@@ -58,6 +71,21 @@ impl Daemon {
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("d.sock")
+    }
+
+    /// Where it keeps what outlives it.
+    #[must_use]
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    /// `gpu-tracer history` of what it has written.
+    #[must_use]
+    #[track_caller]
+    pub fn history(&self, arguments: &[&str]) -> Finished {
+        let mut command = Command::new(Tracer::program());
+        command.arg("history").arg("--state-dir").arg(self.state_dir()).args(arguments);
+        run(command)
     }
 
     /// Its PID.
@@ -199,7 +227,9 @@ fn spawn(dir: &Path, options: &[String], said: &Path, environment: &[(&str, &str
     for (option, name) in [("--socket", "d.sock"), ("--state-dir", "state"), ("--pin-dir", "pins")] {
         command.arg(option).arg(dir.join(name));
     }
-    command.args(["--plan", "lean", "--config", "/dev/null"]).envs(environment.iter().copied());
+    let config = dir.join("config.toml");
+    command.arg("--config").arg(if config.exists() { &config } else { Path::new("/dev/null") });
+    command.args(["--plan", "lean"]).envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }

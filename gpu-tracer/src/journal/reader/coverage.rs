@@ -97,6 +97,13 @@ impl Reader {
         for row in rows {
             let (boot, from_ns, to_ns, cause, events) = row?;
             let Some(boot) = self.boot(boot) else { continue };
+            // The daemon that came next knew only roughly how long the one before had lived.
+            let alive_ns = boot.runs.iter().map(|run| run.1).filter(|alive| *alive <= to_ns).max();
+            let from_ns = if cause == "not-running" {
+                alive_ns.map_or(from_ns, |alive| alive.max(from_ns))
+            } else {
+                from_ns
+            };
             let events = events.map(i64::unsigned_abs);
             holes.push(Hole { events, ..Hole::new(boot.wall(from_ns), boot.wall(to_ns), &cause) });
         }
