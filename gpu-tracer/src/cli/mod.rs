@@ -10,6 +10,7 @@ mod holders;
 mod man;
 mod manual;
 mod release;
+mod report;
 mod run;
 mod screen;
 mod wait;
@@ -135,6 +136,7 @@ enum Command {
     Release(release::Arguments),
     Doctor(doctor::Arguments),
     History(history::Arguments),
+    Report(report::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
 }
@@ -202,6 +204,7 @@ fn answer(
         Command::Release(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Doctor(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::History(arguments) => arguments.run(screen, out)?,
+        Command::Report(arguments) => arguments.run(out)?,
         Command::Completions(arguments) => (ExitStatus::Free, arguments.run(out)),
         Command::Man(arguments) => (ExitStatus::Free, arguments.run(out)),
     };

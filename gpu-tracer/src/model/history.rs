@@ -69,6 +69,57 @@ pub struct Fate {
     pub pending: bool,
 }
 
+/// All that a report of an incident is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Incident {
+    /// What happened in the window.
+    pub history: History,
+    /// Who held what at the chosen moment.
+    pub then: History,
+    /// The processes among the holders and their ancestors.
+    pub lives: Vec<Life>,
+    /// Memory, in order of time.
+    pub samples: Vec<MemorySample>,
+    /// GPUs of the host.
+    pub gpus: Vec<super::Gpu>,
+    /// Boots in the record, newest first.
+    pub boots: Vec<BootFacts>,
+    /// Where the record begins.
+    pub record_begin: Timestamp,
+    /// Where it ends.
+    pub record_end: Timestamp,
+}
+
+/// How much memory of a GPU was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemorySample {
+    /// When.
+    pub at: Timestamp,
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// MiB.
+    pub used_mib: Option<u64>,
+    /// MiB.
+    pub total_mib: Option<u64>,
+}
+
+/// One boot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BootFacts {
+    /// `/proc/sys/kernel/random/boot_id`.
+    pub boot_id: String,
+    /// Name of the host.
+    pub host: Option<String>,
+    /// Release of the kernel.
+    pub kernel: Option<String>,
+    /// Beginning of its record.
+    pub from: Timestamp,
+    /// End of its record.
+    pub to: Timestamp,
+    /// Versions and plans of the daemons that ran.
+    pub daemons: Vec<String>,
+}
+
 /// One process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Life {

@@ -214,7 +214,7 @@ fn how(held: &Holding) -> String {
     }
 }
 
-fn ended(held: &[&Holding], until: Option<Timestamp>, fate: Option<&Fate>) -> String {
+pub(super) fn ended(held: &[&Holding], until: Option<Timestamp>, fate: Option<&Fate>) -> String {
     let Some(fate) = fate else {
         let causes: BTreeSet<String> =
             held.iter().filter_map(|held| held.ended.as_deref().map(escape_str)).collect();
@@ -343,4 +343,4 @@ fn csv(history: &History, header: bool, out: &mut dyn io::Write) -> io::Result<(
 
 #[cfg(test)]
 #[path = "tests/history.rs"]
-mod tests;
+pub(super) mod tests;

@@ -19,13 +19,19 @@ pub fn line(happening: &Happening, color: bool) -> String {
         Some(code) => format!("\x1b[{code}m{word}\x1b[0m"),
         None => word,
     };
+    let by_then = if happening.exact { "" } else { " (by then)" };
+    let rest = who_and_more(happening);
+    let text = format!("{}  {word}  {:FILE$}  {rest}{by_then}", time(&happening.at), file(happening));
+    text.trim_end().to_owned()
+}
+
+/// The process concerned and what there is to say beyond the word, escaped.
+pub(super) fn who_and_more(happening: &Happening) -> String {
     let who = happening.process.as_ref().map(|process| party(process, happening.tid)).unwrap_or_default();
     let more = details(happening);
-    let by_then = if happening.exact { "" } else { " (by then)" };
-    let rest: Vec<&str> = [who.as_str(), more.as_str()].into_iter().filter(|part| !part.is_empty()).collect();
-    let text =
-        format!("{}  {word}  {:FILE$}  {}{by_then}", time(&happening.at), file(happening), rest.join(": "));
-    text.trim_end().to_owned()
+    let parts: Vec<&str> =
+        [who.as_str(), more.as_str()].into_iter().filter(|part| !part.is_empty()).collect();
+    parts.join(": ")
 }
 
 /// The time of day: who watches knows the date.

@@ -4,6 +4,7 @@ mod coverage;
 mod document;
 mod events;
 mod holdings;
+mod incident;
 mod naming;
 mod query;
 mod story;

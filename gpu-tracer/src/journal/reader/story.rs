@@ -109,7 +109,7 @@ impl Reader {
         }))
     }
 
-    fn ancestors(&self, process: &Process) -> Result<Vec<Process>, JournalError> {
+    pub(super) fn ancestors(&self, process: &Process) -> Result<Vec<Process>, JournalError> {
         let mut ancestors: Vec<Process> = Vec::new();
         let mut next = process.parent;
         while let Some(row) = next {

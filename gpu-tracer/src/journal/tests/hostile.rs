@@ -61,7 +61,7 @@ fn sql_of_the_user_cannot_write() {
     }
     let reading = reader.sql("SELECT pid, comm, device, gpu FROM holdings").unwrap();
     assert_eq!(reading.columns, ["pid", "comm", "device", "gpu"]);
-    assert_eq!(reading.rows, vec![json!([10, "python3", "nvidia1", 1]).as_array().unwrap().clone()]);
+    assert_eq!(reading.rows, vec![json!([10, "python3", "nvidia5", 5]).as_array().unwrap().clone()]);
     let events = reader.sql("SELECT what, pid, comm FROM events").unwrap();
     assert_eq!(events.rows, vec![json!(["found", 10, "python3"]).as_array().unwrap().clone()]);
 }

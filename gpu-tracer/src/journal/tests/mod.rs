@@ -1,6 +1,7 @@
 //! Facts about the journal, on small worlds with a real file.
 
 mod hostile;
+mod incident;
 mod intervals;
 mod trouble;
 
@@ -23,7 +24,7 @@ use crate::model::{
 
 const GPU0: DeviceNumber = DeviceNumber { major: 195, minor: 0 };
 /// Wall clock at boot of the small worlds.
-const BOOTED: i64 = 1_700_000_000_000_000_000;
+const BOOTED: i64 = 1_795_920_920_000_000_000;
 const MS: u64 = 1_000_000;
 
 /// Who has which descriptors of which file, by hand.
@@ -52,7 +53,7 @@ impl World {
         }
         let file = |(key, count): (u64, u64)| OpenFile {
             key: FileKey(key),
-            device: DeviceNumber { minor: (key % 2) as u32, ..GPU0 },
+            device: DeviceNumber { minor: (key % 8) as u32, ..GPU0 },
             count: Some(count),
             identity: key,
         };
@@ -62,8 +63,11 @@ impl World {
     }
 }
 
+/// Old, except for the workers of [`incident`], which are born in it.
 fn process(tgid: u32) -> ProcessId {
-    ProcessId { tgid, start_ns: u64::from(tgid) * 10 }
+    let born = |rank: u32| (1_090 + u64::from(rank) * 3) * 1_000 * MS;
+    let start_ns = if (430..438).contains(&tgid) { born(tgid - 430) } else { u64::from(tgid) * 10 };
+    ProcessId { tgid, start_ns }
 }
 
 fn task(tgid: u32, ppid: u32, comm: &str) -> Task {
@@ -91,8 +95,8 @@ fn task(tgid: u32, ppid: u32, comm: &str) -> Task {
 fn devices() -> DeviceTable {
     let naming = Naming::Numbered("nvidia".to_owned());
     DeviceTable {
-        ranges: vec![DeviceRange { major: 195, first: 0, last: 3, naming }],
-        gpu_nodes: (0..4).map(|gpu| (DeviceNumber { minor: gpu, ..GPU0 }, gpu)).collect(),
+        ranges: vec![DeviceRange { major: 195, first: 0, last: 7, naming }],
+        gpu_nodes: (0..8).map(|gpu| (DeviceNumber { minor: gpu, ..GPU0 }, gpu)).collect(),
     }
 }
 
