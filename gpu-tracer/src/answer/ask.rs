@@ -10,7 +10,7 @@ use rustix::net::{
 };
 
 use super::{Question, percent};
-use crate::daemon::USUAL_SOCKET;
+use crate::daemon::{Status, USUAL_SOCKET};
 use crate::model::report::{Report, SCHEMA};
 
 /// To be let in.
@@ -86,6 +86,15 @@ pub(super) fn holders(question: &Question) -> Result<Report, AskError> {
         409 => Err(AskError::OtherDevices(problem(&text))),
         status => Err(foreign(format!("status {status}: {}", problem(&text)))),
     }
+}
+
+/// How the daemon is doing, if there is one that tells.
+pub(super) fn status() -> Option<Status> {
+    let deadline = Instant::now() + ANSWER;
+    let (status, mut answer) = ask(Path::new(USUAL_SOCKET), "/v1/status", Some(deadline)).ok()?;
+    let mut text = Vec::new();
+    answer.read_to_end(&mut text).ok()?;
+    (status == 200).then(|| serde_json::from_slice(&text).ok())?
 }
 
 /// The lines of `/v1/events`, from now on. Reading them waits as long as nothing happens.

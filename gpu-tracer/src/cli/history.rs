@@ -153,6 +153,8 @@ impl Arguments {
                 reader.history(window, &self.asked(&reader)?)?
             }
         };
+        // What is long to print keeps nobody from writing.
+        drop(reader);
         let view = View { width: screen.width, color: screen.color, expand: false, user: &|_| None };
         let written = render::history::history(&history, self.format, &TimeZone::system(), &view, out);
         Ok((render::history::exit_status(&history), written))

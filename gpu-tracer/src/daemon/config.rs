@@ -29,6 +29,8 @@ pub(super) struct Config {
     pub(super) devices: Option<Vec<String>>,
     /// Bytes of the ring of events.
     pub(super) ring_bytes: Option<u32>,
+    /// Seconds between measurements of GPU memory for the journal; 0: none.
+    pub(super) measure_memory_seconds: Option<u32>,
     /// Keep a journal?
     pub(super) journal: Option<bool>,
     /// Days of history kept in it.
@@ -39,7 +41,7 @@ pub(super) struct Config {
     pub(super) journal_min_free_mib: Option<u64>,
 }
 
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "socket",
     "state-dir",
     "pin-dir",
@@ -52,6 +54,7 @@ const KEYS: [&str; 12] = [
     "journal-days",
     "journal-size-mib",
     "journal-min-free-mib",
+    "measure-memory-seconds",
 ];
 
 /// Why a configuration cannot be used.

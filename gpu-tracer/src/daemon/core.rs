@@ -13,6 +13,7 @@ use super::inbox::{Inbox, Order, Seen};
 use super::lastly::Lastly;
 use super::notify::Manager;
 use super::pace::Pace;
+use super::sampler::Sampler;
 use super::settings::Settings;
 use super::signals::{Signals, Wish};
 use super::status::Counters;
@@ -71,6 +72,9 @@ pub(super) struct Core {
     /// What was said last of the journal's trouble.
     pub(super) journal_problem: Option<String>,
     pub(super) journal_moved: Option<String>,
+    pub(super) sampler: Sampler,
+    /// Did anybody hold a device when memory was last asked for?
+    pub(super) was_held: bool,
     /// `None`: what it saw need not be known to the next.
     lastly: Option<Lastly>,
     recheck_due: Instant,
@@ -113,6 +117,8 @@ impl Core {
             recorder: None,
             journal_problem: None,
             journal_moved: None,
+            sampler: Sampler::default(),
+            was_held: false,
             lastly,
             recheck_due: now,
             drained: now,
@@ -256,6 +262,7 @@ impl Core {
                 }
                 Order::Subscribe(subscriber) => self.feed.add(subscriber),
                 Order::Described(process, description) => self.described(process, description),
+                Order::Measured(at_ns, memory) => self.write_down_memory(at_ns, &memory),
             }
         }
         looks

@@ -6,8 +6,8 @@ use super::core::Core;
 use super::log;
 use crate::journal::{self, Health, Options, State};
 use crate::kernel::{self, boot_now};
-use crate::model::ProcessId;
 use crate::model::change::Change;
+use crate::model::{GpuMemory, ProcessId};
 
 impl Core {
     /// Opens the journal, if one is wanted, and numbers files from its last on.
@@ -78,7 +78,24 @@ impl Core {
         if let Some(recorder) = &mut self.recorder {
             recorder.alive(boot_now(), self.clock.boot_to_wall_offset);
         }
+        self.want_memory();
         self.say_how_the_journal_is();
+    }
+
+    pub(super) fn write_down_memory(&mut self, at_ns: u64, memory: &[GpuMemory]) {
+        let Some(recorder) = &mut self.recorder else { return };
+        for gpu in memory {
+            recorder.memory(at_ns, gpu.gpu, gpu.used_mib, gpu.total_mib);
+        }
+    }
+
+    /// Memory is worth measuring while somebody holds a device, and once after that.
+    pub(super) fn want_memory(&mut self) {
+        let held = !self.ledger.living().is_empty();
+        if held || self.was_held {
+            self.sampler.want();
+        }
+        self.was_held = held;
     }
 
     /// Just after a look: all that is held, if the journal has lost track of it.

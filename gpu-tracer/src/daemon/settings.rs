@@ -78,6 +78,8 @@ pub(super) struct Settings {
     pub(super) ring_bytes: Option<u32>,
     /// How much history is kept; `None`: none.
     pub(super) retention: Option<Retention>,
+    /// Between measurements of memory; `None`: it is not measured.
+    pub(super) measure_memory: Option<Duration>,
 }
 
 impl Settings {
@@ -127,6 +129,10 @@ impl Settings {
             devices,
             ring_bytes: config.ring_bytes,
             retention: retention(&config),
+            measure_memory: config
+                .measure_memory_seconds
+                .filter(|seconds| *seconds > 0)
+                .map(|seconds| Duration::from_secs(seconds.into())),
             flags,
             config,
         })
@@ -149,6 +155,7 @@ impl Settings {
         differs("plan", new.config.plan != self.config.plan);
         differs("group", new.group != self.group);
         differs("ring-bytes", new.ring_bytes != self.ring_bytes);
+        differs("measure-memory-seconds", new.measure_memory != self.measure_memory);
         differs("journal and its limits", new.retention != self.retention);
         self.devices = new.devices;
         self.config.devices = new.config.devices;

@@ -72,7 +72,7 @@ pub enum JournalError {
     #[error("the journal: {0}")]
     Database(#[from] rusqlite::Error),
     /// The file system refuses.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}{}", path.display(), hint(source))]
     File {
         /// What was to be used.
         path: PathBuf,
@@ -88,5 +88,13 @@ impl JournalError {
         use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
         matches!(self, Self::Database(error)
             if matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase)))
+    }
+}
+
+/// What to do about it.
+fn hint(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => "; run as root, or copy the journal and use --journal",
+        _ => "",
     }
 }

@@ -40,6 +40,7 @@ pub struct Recorder {
     lost: Option<Lost>,
     latest_ns: u64,
     buffer: Vec<Record>,
+    gpus: Vec<Gpu>,
 }
 
 impl Recorder {
@@ -60,6 +61,7 @@ impl Recorder {
             lost: None,
             latest_ns: now_ns,
             buffer: Vec::new(),
+            gpus: Vec::new(),
         }
     }
 
@@ -109,7 +111,8 @@ impl Recorder {
     /// The devices of this host have been discovered (again).
     pub fn discovered(&mut self, gpus: &[Gpu]) {
         self.devices.clear();
-        self.other(Record::Gpus(gpus.to_vec()));
+        self.gpus = gpus.to_vec();
+        self.other(Record::Gpus(self.gpus.clone()));
     }
 
     /// A sign of life, with the wall clock at boot.
@@ -151,6 +154,8 @@ impl Recorder {
         self.told.clear();
         self.devices.clear();
         let lost = self.lost.take();
+        // It may be another file by now.
+        self.buffer.push(Record::Gpus(self.gpus.clone()));
         let files: Vec<StandingFile> = view
             .files
             .iter()

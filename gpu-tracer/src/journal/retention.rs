@@ -154,10 +154,9 @@ fn take_out(
         transaction.prepare_cached(&sql)?.execute((boot, at_ns, *cursor))?;
         advance(&transaction, cursor, "id", table)?;
     }
-    for table in ["memory", "verdict"] {
-        let sql = format!("DELETE FROM {table} WHERE boot < ?1 OR (boot = ?1 AND at_ns < ?2)");
-        transaction.prepare_cached(&sql)?.execute((boot, at_ns))?;
-    }
+    transaction
+        .prepare_cached("DELETE FROM memory WHERE boot < ?1 OR (boot = ?1 AND at_ns < ?2)")?
+        .execute((boot, at_ns))?;
     // The record begins later now, and says so.
     transaction.execute("DELETE FROM gap WHERE boot < ?1 OR (boot = ?1 AND to_ns < ?2)", (boot, at_ns))?;
     transaction.execute("DELETE FROM run WHERE boot < ?1 OR (boot = ?1 AND alive_ns < ?2)", (boot, at_ns))?;

@@ -114,14 +114,6 @@ CREATE TABLE memory (
     total_mib INTEGER,
     PRIMARY KEY (boot, gpu, at_ns)
 ) WITHOUT ROWID;
-CREATE TABLE verdict (
-    boot INTEGER NOT NULL REFERENCES boot(id),
-    at_ns INTEGER NOT NULL,
-    gpu INTEGER NOT NULL,
-    verdict TEXT NOT NULL,
-    headline TEXT NOT NULL,
-    PRIMARY KEY (boot, gpu, at_ns)
-) WITHOUT ROWID;
 
 CREATE VIEW events AS
 SELECT event.id, boot.boot_id, event.at_ns,

@@ -4,6 +4,7 @@
 mod crowd;
 mod daemon;
 mod idle;
+mod journal;
 mod measure;
 mod overhead;
 mod snapshot;
@@ -48,6 +49,12 @@ pub(crate) struct Arguments {
     /// storm: seconds.
     #[arg(long, default_value_t = 10)]
     seconds: u32,
+    /// journal: events written.
+    #[arg(long, default_value_t = 10_000_000)]
+    events: u64,
+    /// journal: seconds after which no more are written.
+    #[arg(long, default_value_t = 300)]
+    journal_seconds: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -60,6 +67,8 @@ enum Name {
     Overhead,
     /// The device opened and closed as fast as can be while a daemon watches; answers with 10,000 handles held.
     Storm,
+    /// Writing the journal, and asking a full one.
+    Journal,
 }
 
 /// What is measured, and how much of it.
@@ -95,6 +104,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
                 Name::Idle => idle::measure(&subject),
                 Name::Overhead => overhead::measure(&subject),
                 Name::Storm => storm::measure(&subject),
+                Name::Journal => journal::measure(&subject),
             }
         });
     interrupt::end_children(Duration::from_secs(10));

@@ -114,6 +114,8 @@ impl Reader {
             Ok(_) => {}
         }
         let db = connect(path)?;
+        // One answer is about one state of it, whatever is written meanwhile.
+        db.execute_batch("BEGIN")?;
         match schema::check(&db)? {
             0 => return Err(JournalError::Empty),
             schema::VERSION => {}
@@ -159,12 +161,9 @@ impl Reader {
     fn parts(&self, window: Window) -> Vec<(i64, i64, i64)> {
         let mut parts = Vec::new();
         for boot in &self.boots {
-            let (Some((first, _)), Some(last)) = (boot.runs.first(), boot.runs.iter().map(|run| run.1).max())
-            else {
-                continue;
-            };
+            let Some(last) = boot.runs.iter().map(|run| run.1).max() else { continue };
             // What a daemon finds began before it did.
-            let from = boot.ns(window.from).max(if *first > 0 { 0 } else { *first });
+            let from = boot.ns(window.from).max(0);
             let to = boot.ns(window.to).min(last);
             if from <= to {
                 parts.push((boot.id, from, to));
