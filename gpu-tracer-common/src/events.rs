@@ -71,6 +71,9 @@ pub mod access_bits {
     pub const LAST_OF_WINDOW: u32 = 4;
 }
 
+/// `fd` of a [`TouchRecord`]: none is known.
+pub const NO_FD: u32 = u32::MAX;
+
 /// A task asked for a device node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -83,8 +86,10 @@ pub struct TouchRecord {
     pub head: EventHead,
     /// Device number, kernel encoding.
     pub rdev: u32,
-    /// 0.
-    pub _padding: u32,
+    /// The descriptor that was reserved for it in `table`; [`NO_FD`] where there was none or it could not be told.
+    pub fd: u32,
+    /// Its fd table.
+    pub table: u64,
     /// Touches of this device by this process so far, those only counted included.
     pub hits: u64,
     /// Id of its cgroup in the v2 hierarchy, 0 where unknown.
@@ -92,7 +97,7 @@ pub struct TouchRecord {
     /// Its name.
     pub comm: [u8; 16],
 }
-const _: () = assert!(size_of::<TouchRecord>() == 72);
+const _: () = assert!(size_of::<TouchRecord>() == 80);
 
 /// A task was created.
 #[repr(C)]

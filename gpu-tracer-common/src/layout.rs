@@ -103,6 +103,7 @@ pub struct KernelLayout {
     pub dentry_inode: u32,
     pub dentry_lockref_count: u32,
     pub files_count: u32,
+    pub files_next_fd: u32,
     pub task_exit_code: u32,
     pub signal_live: u32,
     pub siginfo_code: u32,
@@ -117,4 +118,4 @@ pub struct KernelLayout {
     /// Non-zero where `mark_victim` passes a task and not a PID (6.8+).
     pub victim_is_task: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 85 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 86 * 4);

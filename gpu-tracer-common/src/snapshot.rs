@@ -149,8 +149,11 @@ pub const MAX_WANTED: usize = 64;
 /// Elements of the `WANTED` map.
 pub const WANTED_KEYS: u32 = MAX_MINORS * MAX_WANTED as u32;
 
-/// Elements of the only value of `WANTED_MAJORS`, one for each major number: not 0 where any of its minors is wanted.
+/// Elements of the only value of `WANTED_MINORS`, one for each major number: bit N stands for minor N, and the last bit says
+/// that one of those without a bit may be wanted.
 pub const MAJORS: usize = 4096;
+/// Minors that have a bit there.
+pub const MINORS_WITH_BIT: u32 = 63;
 
 /// What a pass over the tasks is for.
 pub mod mode {
@@ -190,4 +193,4 @@ pub struct Control {
 const _: () = assert!(size_of::<Control>() == 56);
 
 /// Elements of the `SUBJECTS` map.
-pub const MAX_SUBJECTS: u32 = 4096;
+pub const MAX_SUBJECTS: u32 = 16_384;

@@ -7,7 +7,8 @@ use aya_ebpf::{
 use gpu_tracer_common::{
     layout::ABSENT,
     snapshot::{
-        Control, EVERY_MINOR, FILE_DEVICE, FILE_RING, FILE_SOCKET, Header, HoldRecord, MAJORS, WANTED_KEYS,
+        Control, EVERY_MINOR, FILE_DEVICE, FILE_RING, FILE_SOCKET, Header, HoldRecord, MAJORS,
+        MINORS_WITH_BIT, WANTED_KEYS,
     },
 };
 
@@ -26,9 +27,9 @@ static CONTROL: Array<Control> = Array::with_max_entries(1, 0);
 #[map]
 static WANTED: HashMap<u32, u8> = HashMap::with_max_entries(WANTED_KEYS, 0);
 
-/// Which majors have anything in [`WANTED`]: most character devices are of others.
+/// The same as bits, by major: the answer for most devices, wanted or not, without a look into a hash.
 #[map]
-static WANTED_MAJORS: Array<[u8; MAJORS]> = Array::with_max_entries(1, 0);
+static WANTED_MINORS: Array<[u64; MAJORS]> = Array::with_max_entries(1, 0);
 
 /// Files (sockets) whose holders are wanted because device files sit in them.
 #[map]
@@ -135,12 +136,17 @@ pub(crate) fn character_device(file: u64) -> Option<u32> {
 
 #[inline(always)]
 pub(crate) fn is_wanted(rdev: u32) -> bool {
-    let Some(majors) = WANTED_MAJORS.get(0) else { return false };
+    let Some(majors) = WANTED_MINORS.get(0) else { return false };
     // A mask is what the verifier understands as a bound.
-    if majors[(u64::from(rdev >> 20) & (MAJORS as u64 - 1)) as usize] == 0 {
+    let bits = majors[(u64::from(rdev >> 20) & (MAJORS as u64 - 1)) as usize];
+    let every = rdev | EVERY_MINOR;
+    let minor = rdev & EVERY_MINOR;
+    if minor < MINORS_WITH_BIT {
+        return bits >> minor & 1 != 0;
+    }
+    if bits >> MINORS_WITH_BIT == 0 {
         return false;
     }
-    let every = rdev | EVERY_MINOR;
     // SAFETY: map lookups by values on our stack.
     unsafe { WANTED.get(&rdev).is_some() || WANTED.get(&every).is_some() }
 }

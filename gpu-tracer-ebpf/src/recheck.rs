@@ -16,13 +16,25 @@ use gpu_tracer_common::snapshot::{FILE_DEVICE, HOLD_CHECKED, check_bits};
 use crate::{
     access::{offset, read},
     holds::{Found, Full, character_device, emit},
-    subjects::next_subject,
+    subjects::{all_subjects, next_subject, step},
 };
 
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
 fn iter_recheck(_: *mut c_void) -> i32 {
+    all_subjects!(look_at_next_again)
+}
+
+/// The same for kernels without `bpf_loop`.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_recheck_singly(_: *mut c_void) -> i32 {
     next_subject(look_again)
+}
+
+#[inline(never)]
+unsafe extern "C" fn look_at_next_again(_: u32, _: *mut c_void) -> i64 {
+    step(look_again)
 }
 
 #[inline(always)]

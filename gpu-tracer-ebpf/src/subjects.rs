@@ -1,8 +1,9 @@
 //! A closer look at single files that an earlier pass found: which file does the driver hold on behalf of this one,
 //! what does this io_uring hold, and (`recheck.rs`) is this still the file that it was?
 //!
-//! The user side lists the files in [`SUBJECTS`]; each run of a program (once per task, whichever it is) takes the next.
-//! The files may have been released since, so everything read is checked before it is believed.
+//! The user side lists the files in [`SUBJECTS`]. A program that is simple enough looks at all of them in its first run; where
+//! there is no `bpf_loop` (before 5.17), and where a look has a loop of its own, each run (once per task, whichever it is)
+//! takes the next. The files may have been released since, so everything read is checked before it is believed.
 
 use core::ffi::c_void;
 
@@ -21,10 +22,11 @@ use crate::{
     holds::{Found, Full, character_device, control, emit, is_wanted},
 };
 
-/// `struct file` addresses.
+/// `struct file` addresses. Mapped by the user side, for which a system call for each would take longer than the look.
 #[map]
-static SUBJECTS: Array<u64> = Array::with_max_entries(MAX_SUBJECTS, 0);
+static SUBJECTS: Array<u64> = Array::with_max_entries(MAX_SUBJECTS, BPF_F_MMAPABLE);
 
+const BPF_F_MMAPABLE: u32 = 1 << 10;
 /// Low bits of a file pointer in an io_uring table are flags.
 const RING_FLAGS: u64 = 7;
 /// Registered files of one ring that are looked at.
@@ -33,7 +35,19 @@ const MAX_RING_FILES: u32 = 1 << 20;
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
 fn iter_driver_pins(_: *mut c_void) -> i32 {
+    all_subjects!(driver_pin_of_next)
+}
+
+/// The same for kernels without `bpf_loop`.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_driver_pins_singly(_: *mut c_void) -> i32 {
     next_subject(look_at_driver_pin)
+}
+
+#[inline(never)]
+unsafe extern "C" fn driver_pin_of_next(_: u32, _: *mut c_void) -> i64 {
+    step(look_at_driver_pin)
 }
 
 #[unsafe(no_mangle)]
@@ -55,6 +69,38 @@ pub(crate) fn next_subject(look: impl Fn(u64) -> Result<(), Full>) -> i32 {
     control.subject += 1;
     0
 }
+
+/// [`next_subject`] as a step of a loop over all of them, which it ends after the last and when the ring is full.
+#[inline(always)]
+pub(crate) fn step(look: impl Fn(u64) -> Result<(), Full>) -> i64 {
+    let stopped = next_subject(look) != 0;
+    i64::from(stopped || !are_left())
+}
+
+/// Are there subjects that nobody has looked at? After a loop over all of them: the ring is full.
+#[inline(always)]
+pub(crate) fn are_left() -> bool {
+    control().is_some_and(|control| control.subject < control.subjects)
+}
+
+/// Looks at all subjects by this callback, which does a [`step`]; what a program returns then.
+macro_rules! all_subjects {
+    ($callback:ident) => {{
+        if $crate::subjects::are_left() {
+            // SAFETY: the callback has the signature `bpf_loop` wants and uses no context.
+            unsafe {
+                aya_ebpf::helpers::generated::bpf_loop(
+                    gpu_tracer_common::snapshot::MAX_SUBJECTS,
+                    $callback as *mut c_void,
+                    core::ptr::null_mut(),
+                    0,
+                )
+            };
+        }
+        i32::from($crate::subjects::are_left())
+    }};
+}
+pub(crate) use all_subjects;
 
 /// NVIDIA's driver lets one file hold another without any descriptor: a device file its control file
 /// (`nv_file_private_t.ctl_nvfp_priv`), a UVM "MM" file its VA-space file (tagged `private_data`).

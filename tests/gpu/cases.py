@@ -22,7 +22,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from cuda import Cuda, leave_leader, rename  # noqa: E402
+from cuda import Cuda, leave_leader, rename, watch_with_nvml  # noqa: E402
 
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 DEADLINE_S = 60
@@ -50,7 +50,7 @@ def stage_inherited(mib):
 
 def stage_frozen_thread(mib, mount):
     """One thread blocks in a write to a frozen file system."""
-    Cuda().alloc(int(mib))
+    Cuda().alloc(mib)
     directory = os.open(mount, os.O_RDONLY)
     file = os.open(os.path.join(mount, "log"), os.O_CREAT | os.O_WRONLY)
     tid = []
@@ -84,6 +84,27 @@ def stage_exported(mib):
 
 def stage_initialised(_mib):
     Cuda(context=False)
+    return {}
+
+
+def stage_monitor(_mib):
+    watch_with_nvml()
+    return {}
+
+
+def stage_on_gpu_1(mib):
+    Cuda(device=1).alloc(mib)
+    return {}
+
+
+def stage_ipc_exporter(mib):
+    """Memory that another process of this host may map."""
+    cuda = Cuda()
+    return {"handle": cuda.export_ipc(cuda.alloc(mib)).hex()}
+
+
+def stage_ipc_importer(handle):
+    Cuda().import_ipc(bytes.fromhex(handle))
     return {}
 
 
@@ -200,7 +221,7 @@ class Case:
     def __init__(self, name, tracer):
         self.name, self.tracer, self.row = name, tracer, {"case": name}
 
-    def judge(self, pid, tid=None, why=(), device=None, key="fds"):
+    def judge(self, pid, tid=None, why=(), device=None, key="fds", role=None):
         done, ms = ask(self.tracer, "--format", "json")
         report = json.loads(done.stdout)
         named = [
@@ -208,10 +229,12 @@ class Case:
             for holder in report["holders"]
             if holder["pid"] == pid and (tid is None or holder["tid"] == tid) and set(why) <= set(holder["why"])
         ]
+        if role:
+            named = [holder for holder in named if holder["role"] == role]
         if device:
             named = [h for h in named if any(d["device"] == device and d[key] > 0 for d in h["devices"])]
         self.row.update(
-            expected={"pid": pid, "tid": tid, "why": list(why)},
+            expected={"pid": pid, "tid": tid, "why": list(why), "role": role},
             memory_mib=gpu_memory(),
             nvidia_smi=nvidia_smi_processes(),
             fuser=fuser(),
@@ -226,8 +249,13 @@ class Case:
             exit_status=done.returncode,
             ms=round(ms),
             table=ask(self.tracer)[0].stdout,
-            right=bool(named) and done.returncode == 1,
+            why=self.diagnosis(),
+            right=self.row.get("right", True) and bool(named) and done.returncode == 1,
         )
+
+    def diagnosis(self):
+        done = subprocess.run([self.tracer, "why", "all"], capture_output=True, text=True, timeout=30)
+        return {"exit_status": done.returncode, "text": done.stdout + done.stderr}
 
     def free_after(self, release):
         """Undoes the case; how long until the GPU's memory is back and nobody is listed."""
@@ -291,6 +319,60 @@ def case_initialised(case, _mib):
     case.free_after(lambda: (process.kill(), process.wait()))
 
 
+def case_monitor(case, _mib):
+    """Looks and computes nothing: to be named, and to be called innocent."""
+    process, truth = start("monitor", 0)
+    case.judge(truth["pid"], device="nvidia0", role="monitor")
+    case.free_after(lambda: (process.kill(), process.wait()))
+
+
+def case_ipc_importer(case, mib):
+    """The memory's creator is killed; who has mapped it keeps it."""
+    exporter, exported = start("ipc_exporter", mib)
+    importer, truth = start("ipc_importer", exported["handle"])
+    exporter.kill()
+    exporter.wait()
+    time.sleep(1)
+    case.row["dead_exporter"] = exported["pid"]
+    case.judge(truth["pid"], why=["live"], device="nvidia0", role="compute")
+    case.free_after(lambda: (importer.kill(), importer.wait()))
+
+
+def case_mps(case, mib):
+    """A client computes through the server; both are named, each for what it is."""
+    with tempfile.TemporaryDirectory() as directory:
+        environment = dict(os.environ, CUDA_MPS_PIPE_DIRECTORY=directory, CUDA_MPS_LOG_DIRECTORY=directory)
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True, stdout=subprocess.DEVNULL)
+        try:
+            process, truth = start("plain", mib, env=environment)
+            [server] = pids_of("nvidia-cuda-mps-server")
+            case.row["mps_server"] = server
+            case.judge(server, device="nvidia0", role="mps-server")
+            case.judge(truth["pid"], why=["live"], device="nvidia0", role="compute")
+            process.kill()
+            process.wait()
+        finally:
+            quit_mps = ["nvidia-cuda-mps-control"]
+            case.free_after(lambda: subprocess.run(quit_mps, env=environment, input="quit -t 0\n", text=True))
+
+
+def pids_of(name):
+    """Processes that execute a program of this name."""
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.path.basename(os.readlink(process / "exe")) == name:
+                found.append(int(process.name))
+    return found
+
+
+def case_other_gpu(case, mib):
+    """It computes on GPU 1, and its context is on GPU 0 as well."""
+    process, truth = start("on_gpu_1", mib)
+    case.judge(truth["pid"], why=["live"], device="nvidia1")
+    case.free_after(lambda: (process.kill(), process.wait()))
+
+
 CASES = {name[5:]: function for name, function in list(globals().items()) if name.startswith("case_")}
 
 
@@ -309,7 +391,7 @@ def shown(row):
 
 def main():
     if len(sys.argv) > 2 and sys.argv[1] == "--stage":
-        run_stage(sys.argv[2], sys.argv[3:] if sys.argv[2] == "frozen_thread" else [int(a) for a in sys.argv[3:]])
+        run_stage(sys.argv[2], [int(a) if a.isdecimal() and len(a) < 20 else a for a in sys.argv[3:]])
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tracer", required=True, type=os.path.abspath, help="the gpu-tracer binary")
@@ -318,7 +400,8 @@ def main():
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="which cases; all by default")
     options = parser.parse_args()
     rows = []
-    for name in options.cases or CASES:
+    two = len(output("nvidia-smi", "-L").splitlines()) > 1
+    for name in options.cases or [name for name in CASES if two or name != "other_gpu"]:
         case = Case(name, options.tracer)
         try:
             CASES[name](case, options.mib)

@@ -79,6 +79,38 @@ class Cuda:
         self.call("cuMemExportToShareableHandle", ctypes.byref(descriptor), handle, posix_descriptor, ctypes.c_uint64(0))
         return descriptor.value
 
+    def export_ipc(self, pointer):
+        """A handle of this memory for other processes of this host; 64 bytes."""
+        handle = IpcHandle()
+        self.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(pointer))
+        return bytes(handle)
+
+    def import_ipc(self, handle):
+        """Maps memory that another process has exported; the pointer."""
+        pointer, lazily_with_peer_access = ctypes.c_uint64(), 1
+        self.call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), IpcHandle.from_buffer_copy(handle), lazily_with_peer_access)
+        return pointer.value
+
+
+class IpcHandle(ctypes.Structure):
+    """`CUipcMemHandle`."""
+
+    _fields_ = [("reserved", ctypes.c_char * 64)]
+
+
+def watch_with_nvml():
+    """Opens every GPU as a monitor does; keeps them open."""
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    if nvml.nvmlInit_v2() != 0:
+        raise CudaError("nvmlInit_v2 failed")
+    count = ctypes.c_uint()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    for index in range(count.value):
+        device = ctypes.c_void_p()
+        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+        name = ctypes.create_string_buffer(96)
+        nvml.nvmlDeviceGetName(device, name, 96)
+
 
 def rename(name):
     """Another name for this process, as `ps` and `pkill` see it."""

@@ -116,8 +116,8 @@ fn a2a_a_thread_of_a_dead_leader_inside_the_driver_is_stuck() {
     );
     says(why.headline(FULL), &[&headline, "waits in the GPU driver"]);
     says(&why.text(), &["SIGKILL is already pending", "is in state Z"]);
-    // A call on a file that several tasks share keeps a reference to it, which nobody can be shown to have.
-    check_the_other_cards(&incident, false);
+    // The call in which the thread is stuck keeps a reference to a file that every GPU needs. It has a name.
+    check_the_other_cards(&incident, true);
     // Nobody can end it; it can only be said, and within the grace.
     let released = answer(&["release", "4", "--yes", "--grace", "2s"]);
     assert_eq!(released.status, 4, "{}", released.err);

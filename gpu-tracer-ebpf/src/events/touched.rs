@@ -7,8 +7,8 @@ use core::ffi::c_void;
 
 use aya_ebpf::{helpers::generated::bpf_get_current_task, macros::map, maps::LruHashMap};
 use gpu_tracer_common::events::{
-    Drop, KIND_TOUCHED, MAX_TOUCHES, TOUCHES_PER_WINDOW, TaskRef, TouchKey, TouchRecord, Touches, WINDOW_NS,
-    access_bits,
+    Drop, KIND_TOUCHED, MAX_TOUCHES, NO_FD, TOUCHES_PER_WINDOW, TaskRef, TouchKey, TouchRecord, Touches,
+    WINDOW_NS, access_bits,
 };
 
 use super::{account, comm_of, emit, head, now, task_ref, tracked};
@@ -71,15 +71,33 @@ fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
         1 => detail |= access_bits::LAST_OF_WINDOW,
         _ => {}
     }
+    let table = read::<u64>(current, offset!(task_files)).unwrap_or(0);
     emit(TouchRecord {
         head: head(KIND_TOUCHED, detail, task),
         rdev,
-        _padding: 0,
+        fd: reserved_fd(table).unwrap_or(NO_FD),
+        table,
         hits,
         cgroup: cgroup_of(current),
         comm: comm_of(current),
     })?;
     tracked
+}
+
+/// The descriptor that an open has reserved and not filled yet.
+///
+/// `open(2)` takes the lowest free descriptor before it looks at the path, and leaves the one after it in `next_fd`. Another
+/// thread that closes a lower one in between moves that back: then the slot before it is in use, and nothing is known.
+#[inline(always)]
+fn reserved_fd(files: u64) -> Option<u32> {
+    let fd = read::<u32>(files, offset!(files_next_fd))?.checked_sub(1)?;
+    let table = read::<u64>(files, offset!(files_fdt))?;
+    if fd >= read::<u32>(table, offset!(fdtable_max_fds))? {
+        return None;
+    }
+    let slots = read::<u64>(table, offset!(fdtable_fd))?;
+    let file = read::<u64>(slots + u64::from(fd) * 8, 0)?;
+    (file == 0).then_some(fd)
 }
 
 /// Touches so far, and how many more of them, this one included, may be recorded in this window.

@@ -1,7 +1,6 @@
 //! From what was seen to the report of the contract.
 
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use super::look::Looked;
@@ -13,16 +12,18 @@ use crate::model::report::{
     Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
     SCHEMA,
 };
-use crate::model::{DeviceNumber, Gpu, ProcessId, TaskState};
+use crate::model::{DeviceNumber, DeviceTable, Gpu, ProcessId, TaskState, counted};
 use crate::process::facts::read_stat;
 use crate::process::{self, FactOptions, MmReadable, ProcFs, ProcessFacts};
 
 /// The whole report, for all GPUs.
 pub(super) fn report(devices: &Devices, looked: &Looked, nvml: &NvmlAnswer, clock: &Clock) -> Report {
+    let mut names = Names { table: &devices.table, known: HashMap::new() };
+    let mut openers = Openers { ended: &looked.ended, known: HashMap::new() };
     let files: Vec<FileReport> =
-        looked.view.files.iter().map(|file| file_report(file, looked, devices, clock)).collect();
+        looked.view.files.iter().map(|file| file_report(file, &mut names, &mut openers, clock)).collect();
     let holders: Vec<Holder> =
-        looked.view.holders.iter().map(|view| holder(view, looked, devices, clock)).collect();
+        looked.view.holders.iter().map(|view| holder(view, looked, &mut names, clock)).collect();
     let mut report = Report {
         schema: SCHEMA,
         taken_at: wall(clock, looked.view.taken_ns),
@@ -55,8 +56,10 @@ fn coverage(looked: &Looked, files: &[FileReport], devices: &Devices) -> Coverag
         missing.push(MissingReport {
             what: "unexplained-references".to_owned(),
             why: format!(
-                "{unexplained} references to {concerned} open files are counted by the kernel and held by nobody \
-                 that can be named: a system call in progress, or a kernel user of the device"
+                "the kernel counts {} to {} that nobody who can be named holds: a system call in progress, or a kernel \
+                 user of the device",
+                counted(unexplained, "reference", "references"),
+                counted(concerned, "open file", "open files")
             ),
         });
     }
@@ -100,24 +103,30 @@ pub(super) fn add_memory(report: &mut Report, nvml: &NvmlAnswer) {
     }
 }
 
-fn file_report(file: &FileView, looked: &Looked, devices: &Devices, clock: &Clock) -> FileReport {
-    let device = devices.table.identify(file.device);
+fn file_report(
+    file: &FileView,
+    names: &mut Names<'_>,
+    openers: &mut Openers<'_>,
+    clock: &Clock,
+) -> FileReport {
+    let (device, gpu) = names.of(file.device).clone();
     FileReport {
         id: file.id,
-        device: device_name(devices, file.device),
-        gpu: device.and_then(|device| device.gpu),
+        device,
+        gpu,
         state: file.state.word().to_owned(),
         since: file.state.since_ns().map(|since_ns| wall(clock, since_ns)),
         references: file.count,
         unexplained: file.unexplained,
         driver_pins: file.driver_pins,
         opened_at: file.opened.as_ref().map(|opened| wall(clock, opened.at_ns)),
+        opened_exact: file.opened.as_ref().is_some_and(|opened| opened.exact),
         opener: file.opened.as_ref().map(|opened| Opener {
             pid: opened.opener.process.tgid,
             start_ns: opened.opener.process.start_ns,
             comm: opened.opener.comm.clone(),
             cmdline: opened.opener.cmdline.clone(),
-            alive: !looked.ended.contains(&opened.opener.process) && is_alive(opened.opener.process),
+            alive: openers.alive(opened.opener.process),
         }),
     }
 }
@@ -128,17 +137,42 @@ fn is_alive(process: ProcessId) -> bool {
     stat.is_ok_and(|stat| !stat.is_dead() && process.started_in_tick_of(stat.start_ns))
 }
 
-fn device_name(devices: &Devices, number: DeviceNumber) -> String {
-    devices.table.identify(number).map_or_else(|| number.to_string(), |device| device.name)
+/// Which openers live: thousands of files may have the same one.
+struct Openers<'a> {
+    /// Their end was seen.
+    ended: &'a HashSet<ProcessId>,
+    known: HashMap<ProcessId, bool>,
 }
 
-fn holder(view: &HolderView, looked: &Looked, devices: &Devices, clock: &Clock) -> Holder {
+impl Openers<'_> {
+    fn alive(&mut self, process: ProcessId) -> bool {
+        *self.known.entry(process).or_insert_with(|| !self.ended.contains(&process) && is_alive(process))
+    }
+}
+
+/// Names and GPUs of devices, each looked up once.
+struct Names<'a> {
+    table: &'a DeviceTable,
+    known: HashMap<DeviceNumber, (String, Option<u32>)>,
+}
+
+impl Names<'_> {
+    /// The number stands for a name where there is none.
+    fn of(&mut self, number: DeviceNumber) -> &(String, Option<u32>) {
+        self.known.entry(number).or_insert_with(|| match self.table.identify(number) {
+            Some(device) => (device.name, device.gpu),
+            None => (number.to_string(), None),
+        })
+    }
+}
+
+fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, clock: &Clock) -> Holder {
     let carrier = &view.carrier;
     // The address space of a task that is exiting or in D state must not be read: the read could hang as well.
     let blocked = carrier.exiting || carrier.state == TaskState::Uninterruptible;
     let options = FactOptions { mm: if blocked { MmReadable::No } else { MmReadable::Yes }, stack: true };
     let facts = facts_of(view, options);
-    let held = held_devices(view, devices);
+    let held = held_devices(view, names);
     let evidence = Evidence {
         carrier,
         leader: view.leader.as_ref(),
@@ -229,13 +263,12 @@ fn facts_of(view: &HolderView, options: FactOptions) -> Option<ProcessFacts> {
 }
 
 /// What a holder holds, by device, GPUs first.
-fn held_devices(view: &HolderView, devices: &Devices) -> Vec<HeldDevice> {
+fn held_devices(view: &HolderView, names: &mut Names<'_>) -> Vec<HeldDevice> {
     let mut by_device: BTreeMap<DeviceNumber, HeldDevice> = BTreeMap::new();
     for file in &view.held {
-        let held = by_device.entry(file.device).or_insert_with(|| HeldDevice {
-            device: device_name(devices, file.device),
-            gpu: devices.table.identify(file.device).and_then(|device| device.gpu),
-            ..HeldDevice::default()
+        let held = by_device.entry(file.device).or_insert_with(|| {
+            let (device, gpu) = names.of(file.device).clone();
+            HeldDevice { device, gpu, ..HeldDevice::default() }
         });
         held.fds += file.fds;
         held.maps += file.maps;

@@ -7,7 +7,7 @@ mod kernel_log;
 mod resolve;
 mod second_look;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
@@ -88,8 +88,10 @@ impl Inquiry {
         if !self.selection.all && self.selection.gpus.is_empty() {
             selected::narrow(&mut seen.report, &self.selection);
         }
+        let gpus = (!self.selection.all).then(|| self.selection.gpus.clone());
+        let hints = if ask.hints { hints(&seen.report, gpus.as_ref()) } else { Vec::new() };
         Ok(Input {
-            gpus: (!self.selection.all).then(|| self.selection.gpus.clone()),
+            gpus,
             claims: claims(&seen.nvml, seen.helper),
             nvml: seen.nvml.status,
             report: seen.report,
@@ -97,7 +99,7 @@ impl Inquiry {
             waits: seen.waits,
             baselines: BTreeMap::new(),
             asked: ask.pids.iter().map(|pid| (*pid, resolve::resolve(*pid))).collect(),
-            hints: if ask.hints { kernel_log::xids() } else { Vec::new() },
+            hints,
         })
     }
 
@@ -125,6 +127,14 @@ impl Inquiry {
         assemble::add_memory(&mut report, &nvml);
         Ok(Seen { report, half_gone, waits, nvml, helper })
     }
+}
+
+/// What the driver complained of: about the GPUs asked about, and about those that this host does not know (any more).
+fn hints(report: &Report, asked: Option<&BTreeSet<u32>>) -> Vec<String> {
+    kernel_log::xids(&report.gpus, |gpu| match (gpu, asked) {
+        (Some(gpu), Some(asked)) => asked.contains(&gpu),
+        _ => true,
+    })
 }
 
 fn finish(asking: Option<nvml::Asking>) -> NvmlAnswer {

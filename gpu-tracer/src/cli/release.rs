@@ -12,7 +12,7 @@ use super::why::{Whom, view};
 use crate::kernel::devices::ExtraDevice;
 use crate::model::ExitStatus;
 use crate::release::{ReleaseOptions, Talk};
-use crate::render::text::escape_str;
+use crate::render::text::escape_sentence;
 use crate::render::{self, Format};
 
 /// End the holders that can be ended, and wait for the release
@@ -47,7 +47,7 @@ struct Terminal;
 impl Talk for Terminal {
     fn say(&mut self, line: &str) {
         // Nobody may be listening; what was asked for is done all the same.
-        let _ = writeln!(io::stderr(), "{}", escape_str(line));
+        let _ = writeln!(io::stderr(), "{}", escape_sentence(line));
     }
 
     fn confirm(&mut self, question: &str) -> io::Result<bool> {

@@ -13,7 +13,7 @@ use super::why::{Whom, view};
 use crate::answer::WaitOptions;
 use crate::kernel::devices::ExtraDevice;
 use crate::model::ExitStatus;
-use crate::render::text::escape_str;
+use crate::render::text::{escape_sentence, escape_str};
 use crate::render::{self, Format};
 
 /// Wait until GPUs are free
@@ -98,7 +98,7 @@ impl Arguments {
             WaitOptions { timeout: self.timeout, below_mib: self.below, ignore: self.ignore.clone() };
         let mut say = |line: &str| {
             // Nobody may be listening; the waiting goes on.
-            let _ = writeln!(io::stderr(), "gpu-tracer: {}", escape_str(line));
+            let _ = writeln!(io::stderr(), "gpu-tracer: {}", escape_sentence(line));
         };
         let waited = answers.wait(&self.whom.question(devices), &options, &mut say)?;
         let written = if waited.status == ExitStatus::Free {

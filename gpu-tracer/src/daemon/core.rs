@@ -215,15 +215,16 @@ impl Core {
 
     /// Takes in what has happened.
     pub(super) fn take_events(&mut self) -> anyhow::Result<()> {
+        let mut drained = false;
         // Many processes together could go on for ever.
         for _ in 0..DRAINS {
-            let Some(source) = &mut self.source else { return Ok(()) };
+            let Some(source) = &mut self.source else { break };
             self.drained = Instant::now();
             let events = source.drain()?;
             // For their effect on the next drain: what they say is in the events.
             source.take_touched();
             if events.is_empty() {
-                return Ok(());
+                break;
             }
             self.counters.events += events.len() as u64;
             let mut changes = Vec::new();
@@ -231,7 +232,10 @@ impl Core {
                 self.take_event(event, &mut changes)?;
             }
             self.tell(&changes);
-            self.describe_newcomers();
+            self.describe_those_of(&events);
+            drained = true;
+        }
+        if drained {
             self.note_pending();
         }
         Ok(())
@@ -357,6 +361,9 @@ impl Core {
         }
         self.housekeeping_due = now + HOUSEKEEPING;
         self.clock = Clock::now();
+        if self.ledger.shrink() {
+            super::memory::give_back();
+        }
         self.remember_being_alive();
         manager.tell(&format!("STATUS={}", self.in_a_sentence()));
     }

@@ -24,14 +24,17 @@ impl Describer {
         Ok(Self { processes: sender, asked: HashSet::new() })
     }
 
-    /// These are not described yet.
+    /// These are all that are not described yet, in order.
     pub(super) fn ask(&mut self, processes: &[ProcessId]) {
         self.asked.retain(|process| processes.binary_search(process).is_ok());
-        for process in processes {
-            if self.asked.insert(*process) {
-                // The thread ends only with the core.
-                let _ = self.processes.send(*process);
-            }
+        processes.iter().for_each(|process| self.ask_for(*process));
+    }
+
+    /// This one is not described yet.
+    pub(super) fn ask_for(&mut self, process: ProcessId) {
+        if self.asked.insert(process) {
+            // The thread ends only with the core.
+            let _ = self.processes.send(process);
         }
     }
 

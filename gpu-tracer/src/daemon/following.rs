@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use super::core::Core;
 use crate::model::change::ProcessDescription;
+use crate::model::event::{Event, EventKind};
 use crate::model::{ProcessId, Snapshot};
 
 impl Core {
@@ -30,7 +31,24 @@ impl Core {
         Ok(())
     }
 
-    /// Has those looked up in `/proc` of whom nothing is known yet.
+    /// Has those looked up in `/proc` whom these events brought in, before they are gone. Going through all processes after
+    /// every drain would cost more than the events of a storm themselves.
+    pub(super) fn describe_those_of(&mut self, events: &[Event]) {
+        for event in events {
+            let process = match &event.kind {
+                EventKind::DeviceTouched { task, .. }
+                | EventKind::Opened { task, .. }
+                | EventKind::Execed { task, .. } => task.process,
+                EventKind::Forked { child, .. } => child.process,
+                _ => continue,
+            };
+            if self.ledger.is_undescribed(process) {
+                self.describer.ask_for(process);
+            }
+        }
+    }
+
+    /// Has all those looked up in `/proc` of whom nothing is known yet.
     pub(super) fn describe_newcomers(&mut self) {
         let undescribed = self.ledger.undescribed();
         self.describer.ask(&undescribed);

@@ -39,7 +39,7 @@ use super::stream::EventStream;
 use crate::answer;
 use crate::gpu::selector;
 use crate::kernel::ExtraDevice;
-use crate::model::report::Report;
+use crate::model::report::{Coverage, FileReport, Report};
 use crate::render::json;
 
 /// Connections at the same time.
@@ -221,9 +221,10 @@ impl IntoResponse for Failure {
     }
 }
 
-fn document<T: serde::Serialize>(status: StatusCode, value: &T) -> Response {
+/// On one line: programs read it, and `gpu-tracer holders --format json` lays it out for people.
+fn document<T: serde::Serialize + ?Sized>(status: StatusCode, value: &T) -> Response {
     let mut text = Vec::new();
-    match json::write(value, &mut text) {
+    match json::write_line(value, &mut text) {
         Ok(()) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
@@ -234,7 +235,7 @@ async fn holders(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    Ok(document(StatusCode::OK, &server.report(viewer, query).await?))
+    server.answer(viewer, query, |report| document(StatusCode::OK, report)).await
 }
 
 async fn files(
@@ -242,16 +243,25 @@ async fn files(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    let report = server.report(viewer, query).await?;
-    let answer = serde_json::json!({
-        "schema": report.schema,
-        "taken_at": report.taken_at,
-        "boot_id": report.boot_id,
-        "plan": report.plan,
-        "coverage": report.coverage,
-        "files": report.files,
-    });
-    Ok(document(StatusCode::OK, &answer))
+    server.answer(viewer, query, |report| document(StatusCode::OK, &Files::of(report))).await
+}
+
+/// The part of a report that `/v1/files` gives.
+#[derive(serde::Serialize)]
+struct Files<'a> {
+    schema: u32,
+    taken_at: &'a str,
+    boot_id: &'a str,
+    plan: &'a str,
+    coverage: &'a Coverage,
+    files: &'a [FileReport],
+}
+
+impl<'a> Files<'a> {
+    fn of(report: &'a Report) -> Self {
+        let Report { schema, taken_at, boot_id, plan, coverage, files, .. } = report;
+        Self { schema: *schema, taken_at, boot_id, plan, coverage, files }
+    }
 }
 
 async fn status(
@@ -308,14 +318,21 @@ impl Server {
         }
     }
 
-    /// Looks, and puts the answer together, as far as this viewer may see it.
-    async fn report(&self, viewer: Viewer, query: Option<String>) -> Result<Report, Failure> {
+    /// Looks, and puts the answer together, as far as this viewer may see it. On a thread of its own: that of the server
+    /// attends to everybody.
+    async fn answer(
+        &self,
+        viewer: Viewer,
+        query: Option<String>,
+        write: fn(&Report) -> Response,
+    ) -> Result<Response, Failure> {
         let query = Query::parse(query.as_deref().unwrap_or_default())
             .map_err(|problem| Failure(StatusCode::BAD_REQUEST, problem))?;
         let _turn = self.answering.acquire().await.map_err(|_| gone())?;
         let (reply, answer) = oneshot::channel();
         let seen = self.ask(Order::Look(reply), answer).await?;
-        tokio::task::spawn_blocking(move || put_together(&seen, &query, viewer)).await.map_err(|_| gone())?
+        let put_together = move || put_together(&seen, &query, viewer).map(|report| write(&report));
+        tokio::task::spawn_blocking(put_together).await.map_err(|_| gone())?
     }
 }
 

@@ -10,8 +10,9 @@ use rustix::time::{ClockId, clock_gettime};
 use super::core::Core;
 use crate::answer::{half_gone, half_gone_task, pid_namespace};
 use crate::kernel::{Answer, Btf, boot_now};
+use crate::ledger::FileState;
 use crate::model::event::{Event, EventKind};
-use crate::model::{FileKey, Missing, ProcessId, Snapshot};
+use crate::model::{FileKey, Missing, ProcessId, Snapshot, counted};
 use crate::probe::events::{FileChecked, RememberedFile};
 use crate::probe::{Iterators, ProbeError, waiting};
 
@@ -19,6 +20,12 @@ use crate::probe::{Iterators, ProbeError, waiting};
 const PASS_DEADLINE: Duration = Duration::from_millis(1500);
 /// Long enough for an ordinary close to finish.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+/// How long somebody who asks waits, at most, for files that were let go of just now to be released.
+const RELEASE_PATIENCE: Duration = Duration::from_millis(50);
+/// Before they are looked at again; doubled each time.
+const RELEASE_PAUSE: Duration = Duration::from_millis(1);
+/// What was let go of longer ago than this, ns, is not released any moment.
+const JUST_NOW_NS: u64 = 1_000_000_000;
 /// After a look that hung, and doubled for every further one: each leaves a thread behind in the kernel.
 const AFTER_A_HANG: Duration = Duration::from_secs(10);
 /// Doubled so often at most: five minutes.
@@ -33,18 +40,37 @@ impl Core {
             return Ok(0);
         }
         self.look_once()?;
-        if asked && self.hangs == 0 && self.is_in_doubt() {
+        let mut looks = 1;
+        if asked && self.hangs == 0 && self.ledger.is_in_doubt() {
             thread::sleep(BETWEEN_LOOKS);
             self.look_once()?;
-            return Ok(2);
+            looks = 2;
         }
-        Ok(1)
+        if asked && self.hangs == 0 {
+            self.await_releases()?;
+        }
+        Ok(looks)
     }
 
-    /// A file whose references did not add up in the last look, and did before: it may only have raced with a close.
-    fn is_in_doubt(&self) -> bool {
-        let view = self.ledger.view();
-        view.files.iter().any(|file| file.unexplained_since_ns.is_some_and(|since| since == view.taken_ns))
+    /// After an ordinary close a file is gone within a few milliseconds: whoever asks is not told that it may still be there.
+    fn await_releases(&mut self) -> anyhow::Result<()> {
+        let (begun, mut pause) = (Instant::now(), RELEASE_PAUSE);
+        while self.pending && self.is_anything_leaving() && begun.elapsed() + pause < RELEASE_PATIENCE {
+            thread::sleep(pause);
+            self.recheck()?;
+            pause *= 2;
+        }
+        Ok(())
+    }
+
+    /// Has any file been let go of just now?
+    fn is_anything_leaving(&self) -> bool {
+        let then_ns = boot_now().saturating_sub(JUST_NOW_NS);
+        let leaving = |state: FileState| {
+            matches!(state, FileState::Unreferenced { .. } | FileState::Detached { .. })
+                && state.since_ns().is_some_and(|since_ns| since_ns > then_ns)
+        };
+        self.ledger.pending().iter().any(|file| leaving(file.state))
     }
 
     fn look_once(&mut self) -> anyhow::Result<()> {
@@ -169,8 +195,8 @@ impl Core {
         self.missing.push(Missing {
             what: "snapshot",
             why: format!(
-                "a look at the kernel hung {} times; this is what was known then, the next look is due {} s after it",
-                self.hangs,
+                "a look at the kernel hung {}; this is what was known then, the next look is due {} s after it",
+                counted(self.hangs, "time", "times"),
                 pause.as_secs()
             ),
         });

@@ -22,6 +22,7 @@ mod inbox;
 mod lastly;
 mod log;
 mod looking;
+mod memory;
 mod metrics;
 mod notify;
 mod pace;
@@ -61,6 +62,7 @@ use crate::probe::{EventSource, Iterators, ProbeError};
 /// # Errors
 /// Another daemon is running, the configuration cannot be used, or the kernel does not allow what it takes.
 pub fn run(flags: Flags) -> anyhow::Result<()> {
+    memory::be_modest();
     let mut settings = Settings::new(flags)?;
     let signals = Signals::take().context("cannot take signals")?;
     let manager = Manager::of_environment();
@@ -74,6 +76,8 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     // Before the first look: what is opened in between is then seen twice and not missed.
     let pin_dir = Some(settings.pin_dir.clone());
     let source = attach(&mut settings, pin_dir, &btf, &devices)?;
+    // Several MiB that nobody needs again.
+    drop(btf);
     let (outbox, inbox) = inbox::pair().context("cannot make an eventfd")?;
     let describer = Describer::start(outbox.clone()).context("cannot start a thread")?;
     let group = settings.group;
@@ -85,7 +89,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     core.take_events()?;
     core.look(true)?;
     core.remember_being_alive();
-    give_back_memory();
+    memory::give_back();
     http::start(listener, metrics, outbox, group)?;
     log::info(&format!("ready on {}; {}", core.settings.socket.display(), core.in_a_sentence()));
     manager.tell(&format!("READY=1\nSTATUS={}", core.in_a_sentence()));
@@ -141,15 +145,6 @@ fn attach(
             Ok(None)
         }
         Err(error) => Err(error).context("plan lean"),
-    }
-}
-
-/// Loading programs takes megabytes for an instant; the allocator would keep them for good.
-fn give_back_memory() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: has no preconditions.
-    unsafe {
-        libc::malloc_trim(0);
     }
 }
 

@@ -66,7 +66,7 @@ impl Viewer {
         let own: Vec<bool> = report.files.iter().map(|file| held(file.id)).collect();
         for (file, own) in report.files.iter_mut().zip(own) {
             if !own {
-                (file.opener, file.opened_at) = (None, None);
+                (file.opener, file.opened_at, file.opened_exact) = (None, None, false);
             }
         }
         // What stands there may name processes of others.
@@ -161,6 +161,7 @@ mod tests {
             unexplained: 0,
             driver_pins: 0,
             opened_at: None,
+            opened_exact: false,
             opener: Some(opener.clone()),
         };
         Report {

@@ -1,6 +1,6 @@
 //! How the daemon is doing: `/v1/status`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -10,8 +10,9 @@ use super::core::Core;
 use super::tell::wall;
 use crate::journal::Health;
 use crate::kernel::Answer;
-use crate::ledger::{FileView, View};
+use crate::ledger::View;
 use crate::model::report::{Coverage, MissingReport};
+use crate::model::{DeviceNumber, counted};
 use crate::probe::events::Start;
 
 /// Part of the JSON contract: fields may be added, never renamed.
@@ -217,11 +218,11 @@ impl Core {
         let view = self.ledger.view();
         let gaps = self.ledger.gaps().entries().len() as u64 + self.ledger.gaps().dropped();
         format!(
-            "plan {}: {} open files, {} holders, {} gaps in the record",
+            "plan {}: {}, {}, {} in the record",
             self.settings.plan_word(),
-            view.files.len(),
-            view.holders.len(),
-            gaps
+            counted(view.files.len(), "open file", "open files"),
+            counted(view.holders.len(), "holder", "holders"),
+            counted(gaps, "gap", "gaps")
         )
     }
 
@@ -263,28 +264,32 @@ impl Core {
         .collect()
     }
 
-    fn device_name(&self, number: crate::model::DeviceNumber) -> String {
+    fn device_name(&self, number: DeviceNumber) -> String {
         self.devices.table.identify(number).map_or_else(|| number.to_string(), |device| device.name)
     }
 
     fn files_by_device(&self, view: &View) -> BTreeMap<String, BTreeMap<String, u64>> {
+        let mut counts: BTreeMap<(DeviceNumber, &'static str), u64> = BTreeMap::new();
+        for file in &view.files {
+            *counts.entry((file.device, file.state.word())).or_default() += 1;
+        }
         let mut files: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
-        let mut count = |file: &FileView| {
-            let states = files.entry(self.device_name(file.device)).or_default();
-            *states.entry(file.state.word().to_owned()).or_default() += 1;
-        };
-        view.files.iter().for_each(&mut count);
+        for ((device, state), count) in counts {
+            *files.entry(self.device_name(device)).or_default().entry(state.to_owned()).or_default() += count;
+        }
         files
     }
 
     fn holders_by_device(&self, view: &View) -> BTreeMap<String, u64> {
-        let mut holders: BTreeMap<String, std::collections::BTreeSet<u32>> = BTreeMap::new();
+        let mut holders: BTreeMap<DeviceNumber, BTreeSet<u32>> = BTreeMap::new();
         for holder in &view.holders {
             for held in &holder.held {
-                holders.entry(self.device_name(held.device)).or_default().insert(holder.process.tgid);
+                holders.entry(held.device).or_default().insert(holder.process.tgid);
             }
         }
-        holders.into_iter().map(|(device, pids)| (device, pids.len() as u64)).collect()
+        let named =
+            |(device, pids): (DeviceNumber, BTreeSet<u32>)| (self.device_name(device), pids.len() as u64);
+        holders.into_iter().map(named).collect()
     }
 }
 

@@ -52,6 +52,7 @@ fn observe(devices: Vec<ExtraDevice>, ready: &Sender<Subscription>) -> anyhow::R
     let btf = Btf::read(Btf::VMLINUX).map_err(ProbeError::from).context(NEEDS)?;
     let iterators = Iterators::load(&btf).context(NEEDS)?;
     let source = attach(&mut settings, None, &btf, &devices)?;
+    drop(btf);
     let (outbox, inbox) = inbox::pair().context("cannot make an eventfd")?;
     let describer = Describer::start(outbox).context("cannot start a thread")?;
     let mut core = Core::new(settings, devices, source, iterators, describer, None);

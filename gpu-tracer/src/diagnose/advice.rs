@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use super::input::Input;
 use super::role::is_infrastructure;
-use super::words::{count, few, who};
-use crate::model::RawText;
+use super::words::{few, who};
 use crate::model::diagnosis::{Advice, Finding};
+use crate::model::{RawText, counted};
 
 /// PIDs in one pasted command.
 const MOST_PIDS: usize = 64;
@@ -32,14 +32,14 @@ fn manager(finding: &Finding) -> Option<(String, String)> {
         && let Some(id) = job.0.strip_prefix(b"slurm:")
     {
         let id = id.split(|byte| *byte == b'.').next().unwrap_or(id);
-        let id = word(&RawText(id.to_vec()))?;
+        let id = word(&RawText::from(id.to_vec()))?;
         return Some((format!("Cancel Slurm job {id}"), format!("scancel {id}")));
     }
     if let Some(container) = &finding.container {
         let at = container.0.iter().position(|byte| *byte == b':')?;
         let (runtime, id) = (&container.0[..at], &container.0[at + 1..]);
         let hex = id.len() > 12 && id.iter().all(u8::is_ascii_hexdigit);
-        let id = word(&RawText(id[..if hex { 12 } else { id.len() }].to_vec()))?;
+        let id = word(&RawText::from(id[..if hex { 12 } else { id.len() }].to_vec()))?;
         let command = match runtime {
             b"docker" => format!("docker stop {id}"),
             b"podman" => format!("podman stop {id}"),
@@ -237,7 +237,7 @@ pub(super) fn reset(input: &Input, gpu: Option<u32>, text: &str) -> Vec<Advice> 
         .filter_map(|other| {
             let names = touches(other.index);
             (!names.is_empty())
-                .then(|| format!("GPU {} ({})", other.index, count(names.len(), "process", "processes")))
+                .then(|| format!("GPU {} ({})", other.index, counted(names.len(), "process", "processes")))
         })
         .collect();
     if !busy.is_empty() {

@@ -6,9 +6,9 @@ use super::going::{Going, going, waits};
 use super::input::{HalfGone, Input};
 use super::place::{in_gpu_driver, place};
 use super::role::is_infrastructure;
-use crate::model::RawText;
 use crate::model::diagnosis::{Fact, Finding};
 use crate::model::report::{FileReport, Holder, Opener};
+use crate::model::{RawText, counted};
 
 pub(super) fn fact(text: impl Into<String>) -> Fact {
     Fact { text: text.into(), inferred: false }
@@ -129,19 +129,25 @@ fn evidence(input: &Input, holder: &Holder, finding: &Finding, openers: &[&Opene
         )));
     }
     facts.extend(disguise(holder, finding));
-    let named = |number: u64, words: &str| (number > 0).then(|| fact(format!("{number} {words}")));
+    let named = |number: u64, one: &str, many: &str, rest: &str| {
+        (number > 0).then(|| fact(format!("{} {rest}", counted(number, one, many))))
+    };
     facts.extend(named(
         finding.in_flight,
-        "handle(s) wait in a socket whose receiving end it has open: sent and not received, in no /proc/PID/fd.",
+        "handle waits",
+        "handles wait",
+        "in a socket whose receiving end it has open: sent and not received, in no /proc/PID/fd.",
     ));
     facts.extend(named(
         finding.io_uring,
-        "handle(s) are registered with an io_uring of its: in no /proc/PID/fd.",
+        "handle is",
+        "handles are",
+        "registered with an io_uring of its: in no /proc/PID/fd.",
     ));
     if finding.fds == 0 && finding.maps > 0 {
         facts.push(fact(format!(
-            "{} mapping(s) and no descriptor: the file was closed after it was mapped.",
-            finding.maps
+            "{} and no descriptor: the file was closed after it was mapped.",
+            counted(finding.maps, "mapping", "mappings")
         )));
     }
     facts

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use super::memory::{INITIALISED_MIB, gpu_report, small_words};
 use super::role::is_infrastructure;
 use super::verdict::Judge;
-use super::words::{count, few, subject, who};
+use super::words::{few, subject, who};
 use crate::gpu::NvmlStatus;
+use crate::model::counted;
 use crate::model::diagnosis::{Finding, Verdict};
 
 pub(super) fn headline(judge: &Judge<'_>, verdict: Verdict) -> String {
@@ -49,7 +50,7 @@ fn no_handle(judge: &Judge<'_>) -> String {
 fn unknown(judge: &Judge<'_>) -> String {
     let subject = subject(judge.gpu);
     if !judge.orphans.is_empty() {
-        let files = count(judge.orphans.len(), "open file", "open files");
+        let files = counted(judge.orphans.len(), "open file", "open files");
         return format!(
             "{subject} is held, but nobody can be named: {files} of it belong to no process that could be seen."
         );
@@ -64,7 +65,7 @@ fn unknown(judge: &Judge<'_>) -> String {
     });
     let more = match judge.doubts.len() {
         0 | 1 => String::new(),
-        all => format!(", and {} more", count(all - 1, "reason", "reasons")),
+        all => format!(", and {} more", counted(all - 1, "reason", "reasons")),
     };
     format!("Unknown: nobody was seen to hold {subject}{memory}, but {reason}{more}.")
 }
@@ -73,7 +74,7 @@ fn stuck(judge: &Judge<'_>) -> String {
     let subject = subject(judge.gpu);
     let stuck: Vec<&Finding> = judge.findings.iter().filter(|finding| !finding.killable).collect();
     let Some(first) = stuck.first() else {
-        let files = count(judge.leaving(), "handle", "handles");
+        let files = counted(judge.leaving(), "handle", "handles");
         return format!(
             "{subject} is still being released by the driver ({files}): SIGKILL will not help, nobody is left to kill."
         );
@@ -87,7 +88,7 @@ fn stuck(judge: &Judge<'_>) -> String {
     }
     let others = judge.findings.len() - stuck.len();
     if others > 0 {
-        text.push_str(&format!(" {} can be killed.", count(others, "other holder", "other holders")));
+        text.push_str(&format!(" {} can be killed.", counted(others, "other holder", "other holders")));
     }
     text
 }
@@ -184,7 +185,7 @@ fn many_holders(judge: &Judge<'_>, subject: &str, many: &[&Finding]) -> String {
     let how = if heirs { "that inherited its handles, live and can be killed" } else { "that can be killed" };
     format!(
         "{subject} is held by {} {how}{memory}: {}.",
-        count(pids.len(), "process", "processes"),
+        counted(pids.len(), "process", "processes"),
         few(&names)
     )
 }

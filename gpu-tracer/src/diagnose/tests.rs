@@ -171,6 +171,7 @@ fn a2b_a_forked_child_of_another_name_keeps_the_memory_of_a_dead_creator() {
         unexplained: 0,
         driver_pins: 0,
         opened_at: None,
+        opened_exact: false,
         opener: Some(Opener {
             pid: 430,
             start_ns: 1,
@@ -375,6 +376,7 @@ fn a_file_that_the_driver_still_releases_is_neither_free_nor_a_leak() {
             unexplained: 0,
             driver_pins: 0,
             opened_at: None,
+            opened_exact: false,
             opener: None,
         }];
         let found = expect(&input, 0, Verdict::Stuck, &["still being released"]);

@@ -10,6 +10,7 @@ use super::memory;
 use super::place::in_gpu_driver;
 use super::role::is_infrastructure;
 use crate::gpu::NvmlStatus;
+use crate::model::counted;
 use crate::model::diagnosis::{
     Advice, Diagnosis, Fact, Finding, GpuVerdict, Innocent, MemoryStory, NvmlReport, Verdict,
 };
@@ -200,7 +201,12 @@ impl<'a> Judge<'a> {
         let unexplained = self.files().map(|file| file.unexplained).fold(0u64, u64::saturating_add);
         if unexplained > 0 {
             doubts.push(format!(
-                "{unexplained} references to its open files belong to nobody that could be named"
+                "{} to nobody that could be named",
+                counted(
+                    unexplained,
+                    "reference to its open files belongs",
+                    "references to its open files belong"
+                )
             ));
         }
         if doubts.is_empty()

@@ -39,11 +39,6 @@ pub(super) fn few(all: &[String]) -> String {
     }
 }
 
-/// `1 process`, `2 processes`
-pub(super) fn count(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
-}
-
 /// [`few`] of borrowed names.
 pub(super) fn few_of(all: &[&str]) -> String {
     few(&all.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::claims::{NvmlAnswer, NvmlGpu, NvmlStatus, ProcessUse, Refusal};
 use super::identity::BusId;
-use crate::model::{Gpu, GpuMemory, ProcessMemory};
+use crate::model::{Gpu, GpuMemory, ProcessMemory, counted};
 
 /// Most GPUs that are believed. The driver has 248 minors.
 const MOST_GPUS: usize = 256;
@@ -342,7 +342,10 @@ impl Reading {
             missing.push("some GPUs were not described".to_owned());
         }
         if self.strange_lines > 0 {
-            missing.push(format!("{} lines of the helper made no sense", self.strange_lines));
+            missing.push(format!(
+                "{} of the helper made no sense",
+                counted(self.strange_lines, "line", "lines")
+            ));
         }
         missing
     }

@@ -2,14 +2,15 @@
 
 use super::Ledger;
 use super::dropping::credit;
-use super::files::{FileRecord, FileState, HeldBy, Origin};
-use super::lineage::{DyingTable, ExitSeen, NameChange, SignalSeen};
+use super::exits::AtExit;
+use super::files::{FileRecord, FileState};
+use super::lineage::{ExitSeen, NameChange, SignalSeen};
 use super::opening::Open;
-use super::release::of_file;
-use super::resolve::Ways;
+use super::release::{of_file, of_process};
+use super::touches::Touch;
 use crate::model::change::{Change, ChangeKind, GapCause, Killer, ReleasedHow};
-use crate::model::event::{Event, EventKind, Exit, HeldAtExit, Sender, TaskId};
-use crate::model::{DeviceNumber, FileKey, ProcessId, RawText, TableKey, Task};
+use crate::model::event::{Event, EventKind, Exit, Sender, TaskId};
+use crate::model::{DeviceNumber, FileKey, ProcessId, RawText, Task};
 
 const SIGKILL: i32 = 9;
 
@@ -19,9 +20,10 @@ impl Ledger {
         let mut changes = Vec::new();
         let at_ns = event.at_ns;
         match &event.kind {
-            EventKind::DeviceTouched { task, device, comm, .. } => {
+            EventKind::DeviceTouched { task, device, slot, comm, .. } => {
                 self.meet(*task, at_ns, comm);
-                self.touches.add(at_ns, *task, *device, comm);
+                let (device, task, slot, comm) = (*device, *task, *slot, comm.clone());
+                self.touches.add(Touch { at_ns, device, task, slot, comm });
             }
             EventKind::Opening { file, device, task, comm } => {
                 self.opening(&Open { at_ns, key: *file, device: *device, task: *task, comm }, &mut changes);
@@ -53,7 +55,7 @@ impl Ledger {
             }
             EventKind::Exiting { task, group_dead, exit, table, held } => {
                 self.exiting(at_ns, *task, *group_dead, *exit, &mut changes);
-                self.held_at_exit(at_ns, *task, *table, held, &mut changes);
+                self.held_at_exit(&AtExit { at_ns, task: *task, table: *table, held }, &mut changes);
             }
             EventKind::Lost { count, cause } => {
                 let from_ns = self.looked.map_or(at_ns, |looked| looked.taken_ns.min(at_ns));
@@ -95,7 +97,7 @@ impl Ledger {
     /// Says something of a process, if it matters to any file.
     fn say(&self, at_ns: u64, process: ProcessId, kind: ChangeKind, changes: &mut Vec<Change>) {
         if self.relevant(process) {
-            changes.push(Change { at_ns, file: None, device: None, process: Some(process), kind });
+            changes.push(of_process(at_ns, process, kind));
         }
     }
 
@@ -231,84 +233,21 @@ impl Ledger {
         }
         let by = exit.signal().and_then(|_| record.history.ended_by()).map(|seen| seen.by.clone());
         self.tasks_seen(task).for_each(|known| known.exiting = true);
+        let ends = group_dead && self.relevant(task.process);
+        if let Some(record) = self.processes.get_mut(task.process).filter(|_| ends) {
+            record.leaving = true;
+        }
         self.say(at_ns, task.process, ChangeKind::Exiting { tid: task.tid, group_dead, exit, by }, changes);
-    }
-
-    /// The last exact picture of what a task is about to drop.
-    fn held_at_exit(
-        &mut self,
-        at_ns: u64,
-        task: TaskId,
-        table: Option<TableKey>,
-        held: &[HeldAtExit],
-        changes: &mut Vec<Change>,
-    ) {
-        let mut files: Vec<(u64, u64)> = Vec::new();
-        let mut fresh: Vec<(u32, u64)> = Vec::new();
-        for seen in held {
-            let next_id = self.files.next_id();
-            let Some(id) = self.file_at_exit(at_ns, task.process, *seen, changes) else { continue };
-            if id == next_id {
-                fresh.push((seen.fd, id));
-            }
-            match files.iter_mut().find(|(known, _)| *known == id) {
-                Some((_, references)) => *references += 1,
-                None => files.push((id, 1)),
-            }
-        }
-        self.find_openers_at_exit(at_ns, task.process, fresh, changes);
-        if !files.is_empty() {
-            let record = self.processes.meet(task.process, at_ns);
-            record.holding = true;
-            record.remember_table(DyingTable { table, tid: task.tid, at_ns, files });
-        }
-    }
-
-    /// The file that a task has in its table while exiting; it may be one that nobody had seen yet.
-    fn file_at_exit(
-        &mut self,
-        at_ns: u64,
-        process: ProcessId,
-        seen: HeldAtExit,
-        changes: &mut Vec<Change>,
-    ) -> Option<u64> {
-        let mut known = self.files.id_of(seen.file);
-        if let Some(id) = known {
-            let file = self.files.get(id)?;
-            if file.differs(seen.device, seen.identity) {
-                if at_ns <= file.latest_ns() {
-                    return None;
-                }
-                self.release(id, at_ns, ReleasedHow::Replaced, changes);
-                known = None;
-            } else if at_ns < file.born_ns {
-                return None;
-            }
-        }
-        let id = known.unwrap_or_else(|| {
-            self.files.insert(FileRecord::new(seen.file, seen.device, FileState::Open, at_ns))
-        });
-        let file = self.files.get_mut(id)?;
-        file.counted = true;
-        if file.identity == 0 {
-            file.identity = seen.identity;
-        }
-        if let Err(at) = file.held_by.binary_search_by_key(&process, |held| held.process) {
-            let ways = Ways { fds: 1, ..Ways::default() };
-            file.held_by.insert(at, HeldBy { process, origin: Origin::Unknown, since_ns: at_ns, ways });
-            // How it came to a file that is new is found out with all of its kind.
-            if known.is_some() {
-                changes.push(of_file(id, file, at_ns, Some(process), ChangeKind::Found));
-            }
-        }
-        Some(id)
     }
 
     fn freed(&mut self, at_ns: u64, task: TaskId, changes: &mut Vec<Change>) {
         let Some(record) = self.processes.get_mut(task.process) else { return };
         if task.is_leader() && record.history.freed_ns.is_none() {
             record.history.freed_ns = Some(at_ns);
-            self.say(at_ns, task.process, ChangeKind::Exited, changes);
+            let leaving = std::mem::take(&mut record.leaving);
+            if leaving || self.relevant(task.process) {
+                changes.push(of_process(at_ns, task.process, ChangeKind::Exited));
+            }
         }
     }
 

@@ -206,6 +206,9 @@ impl FileRecord {
     }
 }
 
+/// Files for which there is always space.
+const SPACE_KEPT: usize = 1024;
+
 /// All living files. An address names at most one of them; an id is never used twice.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files {
@@ -250,6 +253,16 @@ impl Files {
         let record = self.records.remove(&id)?;
         self.by_key.remove(&record.key);
         Some(record)
+    }
+
+    /// After a crowd of files has gone: gives back what only so many need. Says whether there was anything.
+    pub(super) fn shrink(&mut self) -> bool {
+        let spacious = self.records.capacity() > (4 * self.records.len()).max(SPACE_KEPT);
+        if spacious {
+            self.records.shrink_to(SPACE_KEPT);
+            self.by_key.shrink_to(SPACE_KEPT);
+        }
+        spacious
     }
 
     pub(super) fn len(&self) -> usize {

@@ -51,6 +51,11 @@ impl Gaps {
         closed
     }
 
+    /// May something have been missed since the last complete snapshot?
+    pub(super) fn is_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
     pub(super) fn closed(&self) -> &Bounded<Gap, GAPS_KEPT> {
         &self.closed
     }

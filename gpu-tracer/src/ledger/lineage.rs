@@ -123,6 +123,8 @@ pub(super) struct Process {
     /// Named by a living file as one of its holders.
     pub(super) holding: bool,
     pub(super) dying: Vec<DyingTable>,
+    /// That it ends was said; that it is reaped was not.
+    pub(super) leaving: bool,
     /// Files it opened while nobody had described it.
     pub(super) undescribed: Vec<u64>,
 }

@@ -5,8 +5,8 @@
 //!
 //! * **Identity.** A file is known by its address and by a number of the ledger's own, which is never given twice:
 //!   addresses are reused at once. A new file is recognised at a known address by the release of the old one (seen, or
-//!   found by a re-check), by another device or identity, or by this: not one of its references was there before, and a process
-//!   that did not hold the old one touched the device since.
+//!   found by a re-check), by another device or identity, or by this: none of its references has stayed since it was last
+//!   seen, and it is where the device was opened since (`openers.rs`).
 //! * **Order.** Events may come late, twice, or never. An event about an address from before the file there was born
 //!   is not about that file; a release from before a snapshot that saw the address in use means that there has been a
 //!   new file. Everything that was reported before a snapshot was finished should be applied before it.
@@ -23,11 +23,13 @@
 mod apply;
 mod bounded;
 mod dropping;
+mod exits;
 mod files;
 mod gap;
 mod hash;
 mod holding;
 mod lineage;
+mod openers;
 mod opening;
 mod reconcile;
 mod release;
@@ -79,6 +81,8 @@ pub struct Ledger {
 #[derive(Clone, Copy, Debug)]
 struct Looked {
     taken_ns: u64,
+    /// When the one before was taken; 0 if there was none.
+    before_ns: u64,
     /// It could see everywhere.
     complete: bool,
 }
@@ -123,6 +127,15 @@ impl Ledger {
         self.followed(|history| history.exit.is_none() && history.description.is_none())
     }
 
+    /// Would [`Ledger::undescribed`] name this one?
+    #[must_use]
+    pub fn is_undescribed(&self, process: ProcessId) -> bool {
+        let waits = |history: &ProcessHistory| {
+            history.freed_ns.is_none() && history.exit.is_none() && history.description.is_none()
+        };
+        self.history(process).is_some_and(waits) && self.relevant(process)
+    }
+
     /// Processes whose forks, execs, exits, names and signals matter, in order: those that hold something, have touched
     /// a device, or were forked by one that does and have not been looked at since.
     #[must_use]
@@ -157,6 +170,11 @@ impl Ledger {
     #[must_use]
     pub fn history(&self, process: ProcessId) -> Option<&ProcessHistory> {
         self.processes.get(process).map(|record| &record.history)
+    }
+
+    /// Gives back memory that a crowd of files took which has gone since. Says whether there was any.
+    pub fn shrink(&mut self) -> bool {
+        self.files.shrink()
     }
 
     /// Holes in the record that a complete snapshot has closed, oldest first.

@@ -2,15 +2,17 @@
 
 use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
-use super::hash::Set;
+use super::hash::{Map, Set};
 use super::holding::{Scene, take_holders};
+use super::openers::{Fresh, Sameness, Scope, slot_of};
 use super::release::of_file;
 use super::resolve::{Resolved, ResolvedFile, ResolvedHolder, Ways, resolve};
 use super::tidy::entries;
+use super::touches::Window;
 use super::world::World;
 use super::{Ledger, Looked};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
-use crate::model::event::TaskId;
+use crate::model::event::{Slot, TaskId};
 use crate::model::snapshot::Source;
 use crate::model::{ProcessId, Snapshot, Via};
 
@@ -75,7 +77,11 @@ impl Ledger {
         }
         let resolved = resolve(snapshot);
         drift.dangling = resolved.dangling;
-        let world = World::new(snapshot, &self.tgids(&resolved.holders), self.any_dying());
+        let world = World::new(
+            snapshot,
+            &self.tgids(&resolved.holders),
+            self.any_dying() || !self.touches.is_empty(),
+        );
         let scene = Scene { taken_ns: snapshot.taken_ns, complete, before: self.looked, world: &world };
         let holding = Holding::new(&resolved);
         self.meet_holders(&resolved.holders, &scene, &mut drift.changes);
@@ -85,7 +91,8 @@ impl Ledger {
         self.judge_absent(&ids, &dying, &scene, &mut drift);
         let (named, dropping) = self.survey();
         self.holders = entries(&ids, resolved.holders, &dropping, &world);
-        self.looked = Some(Looked { taken_ns: snapshot.taken_ns, complete });
+        let before_ns = scene.before.map_or(0, |before| before.taken_ns);
+        self.looked = Some(Looked { taken_ns: snapshot.taken_ns, before_ns, complete });
         self.tidy(named, &scene, &mut drift.changes);
         drift.changes.sort_by_key(|change| change.at_ns);
         self.drift.add(&drift);
@@ -113,19 +120,34 @@ impl Ledger {
         drift: &mut Drift,
     ) -> Vec<u64> {
         let mut ids = vec![0; resolved.files.len()];
-        let mut new = Vec::new();
+        let (mut new, mut undecided) = (Vec::new(), Vec::new());
+        // Taken for another than the file remembered, and not for sure.
+        let mut likely: Set<usize> = Set::default();
+        let reserved = self.touches.reserved(scene.taken_ns);
         for (index, seen) in resolved.files.iter().enumerate() {
             let named = resolved.vias(seen).len() as u64;
             drift.racing += u64::from(seen.count.is_some_and(|count| named > count));
-            match self.files.id_of(seen.key) {
-                Some(id) if self.is_another(id, resolved, seen, holding.of(index), scene) => {
+            let Some(id) = self.files.id_of(seen.key) else {
+                new.push(index);
+                continue;
+            };
+            match self.known(id, resolved, seen, holding.of(index), &reserved, scene) {
+                Sameness::Another => {
                     drift.replaced += 1;
+                    if self.files.get(id).is_some_and(|file| !file.differs(seen.device, seen.identity)) {
+                        likely.insert(index);
+                    }
                     self.release(id, scene.taken_ns, ReleasedHow::Replaced, &mut drift.changes);
                     new.push(index);
+                    continue;
                 }
-                Some(id) => ids[index] = id,
-                None => new.push(index),
+                Sameness::Same => {}
+                Sameness::Undecided => {
+                    let seen_ns = self.files.get(id).and_then(|file| file.seen_ns).unwrap_or(0);
+                    undecided.push((id, seen_ns));
+                }
             }
+            ids[index] = id;
         }
         // Numbered by device, then by who refers to them and where: the same world gets the same ids.
         new.sort_by_cached_key(|index| {
@@ -142,37 +164,85 @@ impl Ledger {
                 see(file, seen, resolved.vias(seen), scene);
             }
         }
-        let fresh: Vec<_> = new.iter().map(|index| (ids[*index], holding.of(*index))).collect();
-        self.find_openers(&fresh, scene, &mut drift.changes);
-        if scene.before.is_some() {
-            let announced = |id: &u64| self.files.get(*id).is_some_and(|file| file.opened.is_some());
-            drift.unannounced = fresh.iter().filter(|(id, _)| !announced(id)).count() as u64;
+        let certain = |index: usize| !likely.contains(&index);
+        self.find_births(&new, &ids, (resolved, holding), certain, scene, drift);
+        self.doubt_openings(&undecided, scene.taken_ns);
+        if !self.touches.is_empty() {
+            let slots = self.touches.slots();
+            let shown = resolved.files.iter().flat_map(|seen| resolved.vias(seen)).filter_map(slot_of);
+            let filled: Set<Slot> = shown.filter(|slot| slots.contains(slot)).collect();
+            self.touches.settle(scene.taken_ns, |slot| filled.contains(&slot));
         }
         ids
     }
 
-    /// Is what the snapshot has at this address another file than the one remembered?
-    fn is_another(
+    /// Finds out who opened the files that are `new`.
+    fn find_births(
+        &mut self,
+        new: &[usize],
+        ids: &[u64],
+        (resolved, holding): (&Resolved<'_>, &Holding),
+        certain: impl Fn(usize) -> bool,
+        scene: &Scene<'_>,
+        drift: &mut Drift,
+    ) {
+        if !self.touches.is_empty() {
+            let fresh = new.iter().map(|index| {
+                let seen = &resolved.files[*index];
+                Fresh {
+                    id: ids[*index],
+                    device: seen.device,
+                    slots: resolved.vias(seen).filter_map(slot_of).collect(),
+                    referrers: referrers(holding.of(*index)).collect(),
+                    certain: certain(*index),
+                }
+            });
+            let fresh: Vec<Fresh> = fresh.collect();
+            let scope = Scope {
+                window: self.window(scene),
+                family: None,
+                in_use: &|table| scene.world.in_use(table),
+            };
+            self.find_openers(&fresh, scope, &mut drift.changes);
+        }
+        if scene.before.is_some() {
+            let announced =
+                |index: &usize| self.files.get(ids[*index]).is_some_and(|file| file.opened.is_some());
+            drift.unannounced = new.iter().filter(|index| !announced(index)).count() as u64;
+        }
+    }
+
+    /// What may have been asked for since the last look.
+    fn window(&self, scene: &Scene<'_>) -> Window {
+        Window {
+            since_ns: scene.before.map_or(0, |before| before.taken_ns),
+            early_ns: scene.before.map_or(0, |before| before.before_ns),
+            until_ns: scene.taken_ns,
+            sure: scene.before.is_some_and(|before| before.complete) && !self.gaps.is_open(),
+        }
+    }
+
+    /// Is what the snapshot has at this address the file remembered?
+    fn known(
         &self,
         id: u64,
         resolved: &Resolved<'_>,
         seen: &ResolvedFile,
         held: &[(ProcessId, Ways)],
+        reserved: &Map<Slot, u64>,
         scene: &Scene<'_>,
-    ) -> bool {
-        let Some(file) = self.files.get(id) else { return false };
+    ) -> Sameness {
+        let Some(file) = self.files.get(id) else { return Sameness::Same };
         if file.differs(seen.device, seen.identity) {
-            return true;
+            return Sameness::Another;
         }
-        let (Some(before), Some(_)) = (scene.before, file.seen_ns) else { return false };
-        if resolved.vias(seen).any(|via| file.references.binary_search(via).is_ok()) {
-            return false;
+        if scene.before.is_none() || self.touches.is_empty() {
+            return Sameness::Same;
         }
-        held.iter().any(|(process, ways)| {
-            ways.direct() > 0
-                && file.holder(*process).is_none()
-                && self.touches.since(*process, file.device, before.taken_ns)
-        })
+        let referrers: Vec<ProcessId> = referrers(held).collect();
+        let scope =
+            Scope { window: self.window(scene), family: None, in_use: &|table| scene.world.in_use(table) };
+        self.sameness(file, resolved.vias(seen), &referrers, (reserved, false), scope)
     }
 
     /// Compares who holds each file with who did.
@@ -289,6 +359,11 @@ impl Ledger {
             self.release(id, scene.taken_ns, ReleasedHow::Absent, &mut drift.changes);
         }
     }
+}
+
+/// Those who refer to a file by descriptor or mapping.
+fn referrers(held: &[(ProcessId, Ways)]) -> impl Iterator<Item = ProcessId> {
+    held.iter().filter(|(_, ways)| ways.direct() > 0).map(|(process, _)| *process)
 }
 
 /// Who refers to each file of a snapshot, as processes: (process, how), ordered by process.

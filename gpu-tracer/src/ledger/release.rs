@@ -16,6 +16,11 @@ pub(super) fn of_file(
     Change { at_ns, file: Some(id), device: Some(file.device), process, kind }
 }
 
+/// A change of one process.
+pub(super) fn of_process(at_ns: u64, process: ProcessId, kind: ChangeKind) -> Change {
+    Change { at_ns, file: None, device: None, process: Some(process), kind }
+}
+
 impl Ledger {
     /// The file is gone, for this reason.
     pub(super) fn release(&mut self, id: u64, at_ns: u64, how: ReleasedHow, changes: &mut Vec<Change>) {

@@ -241,6 +241,18 @@ impl<'a> Holders<'a> {
         holders
     }
 
+    /// One holder per process, in order: what is reached through a file that carries files is the process's once, in however
+    /// many of its tables that file is. The leader's table counts first, then that of the task with the lowest id.
+    fn once_each(&self, mut holders: Vec<Holder>) -> Vec<Holder> {
+        let found = |holder: Holder| &self.found[holder as usize];
+        holders.sort_unstable_by_key(|holder| {
+            let Found { process, carrier, .. } = found(*holder);
+            (*process, !carrier.is_leader(), carrier.tid)
+        });
+        holders.dedup_by_key(|holder| found(*holder).process);
+        holders
+    }
+
     /// Writes one reference of a device file to the account of everybody behind it.
     fn credit(&mut self, file: usize, via: &Via, owners: &Map<FileKey, Rc<[Holder]>>) {
         let (holders, way): (&[Holder], fn(&mut Ways) -> &mut u32) = match via {
@@ -334,9 +346,7 @@ fn owners(references: &[Referred<'_>], spans: &Spans, holders: &Holders<'_>) -> 
             ([], [only]) => Rc::clone(only),
             _ => {
                 shared.iter().for_each(|owners| all.extend(owners.iter()));
-                all.sort_unstable();
-                all.dedup();
-                Rc::from(all)
+                Rc::from(holders.once_each(all))
             }
         };
         component.iter().for_each(|member| owners[*member] = Rc::clone(&set));

@@ -5,6 +5,7 @@ use super::files::FileState;
 use super::hash::{Map, Set};
 use super::holding::Scene;
 use super::lineage::{NameChange, Reparenting};
+use super::release::of_process;
 use super::resolve::{ResolvedHolder, Ways};
 use super::view::HolderEntry;
 use super::world::World;
@@ -83,11 +84,22 @@ impl Ledger {
 
     /// Forgets what no living file needs, and closes holes in the record.
     pub(super) fn tidy(&mut self, mut named: Set<ProcessId>, scene: &Scene<'_>, changes: &mut Vec<Change>) {
+        // The kernel may tell of the reaping after this look, or to nobody: nobody follows those who hold nothing any more.
+        for (process, record) in self.processes.iter_mut().filter(|(_, record)| record.leaving) {
+            if scene.world.is_reaped(process) {
+                record.leaving = false;
+                record.history.freed_ns = Some(scene.taken_ns);
+                changes.push(of_process(scene.taken_ns, process, ChangeKind::Exited));
+            } else {
+                named.insert(process);
+            }
+        }
         named.extend(self.touches.processes().filter(|process| scene.world.may_live(*process)));
         // What was heard of since the snapshot before may not have been visible to this one yet.
         self.processes.prune(&named, scene.before.map_or(0, |before| before.taken_ns));
         let processes = &self.processes;
-        self.touches.retain(|process| processes.get(process).is_some());
+        let before_ns = scene.before.map_or(0, |before| before.taken_ns);
+        self.touches.retain(before_ns, |process| processes.get(process).is_some());
         if scene.complete {
             changes.extend(self.gaps.close(scene.taken_ns).into_iter().map(|gap| Change {
                 at_ns: gap.to_ns,

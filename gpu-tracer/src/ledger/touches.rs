@@ -1,142 +1,227 @@
 //! Who asked for which device lately: the only word of an open that a kernel without kprobes gives.
 //!
-//! A touch comes before the open it announces, and also for opens that fail and for `access(2)`. When a snapshot shows
-//! new files, those of one process on one device are matched with that process's latest touches of it, in order.
+//! A touch comes before the open it announces, and also for opens that fail and for `access(2)`. Of an open it says which
+//! descriptor was reserved for it: that slot was empty then, so whatever file is there later came there later.
 
 use std::collections::VecDeque;
 
 use super::hash::{Map, Set};
-use crate::model::event::TaskId;
+use crate::model::event::{Slot, TaskId};
 use crate::model::{DeviceNumber, ProcessId, RawText};
 
-/// Touches remembered per process and device. A CUDA start makes about 30 of one device.
-const TIMES_KEPT: usize = 64;
-/// Pairs of process and device remembered. When there are more, the older half is forgotten.
-const LOGS_KEPT: usize = 8_192;
+/// Touches remembered per process. A CUDA start makes about 30 of each device.
+const TOUCHES_KEPT: usize = 512;
+/// Processes with touches. When there are more, the half with the older ones is forgotten.
+const PROCESSES_KEPT: usize = 8_192;
+/// Touches of all of them, likewise.
+const ALL_KEPT: usize = 65_536;
 
-#[derive(Clone, Debug)]
-struct Log {
-    tid: u32,
-    comm: RawText,
-    times: VecDeque<u64>,
-    /// Some were forgotten, so that matching them one to one means nothing.
-    overflowed: bool,
+/// A task asked for a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Touch {
+    pub(super) at_ns: u64,
+    pub(super) device: DeviceNumber,
+    pub(super) task: TaskId,
+    /// The descriptor reserved for it; `None` for `access(2)`, and where it could not be told.
+    pub(super) slot: Option<Slot>,
+    pub(super) comm: RawText,
 }
+
+/// From when to when touches count.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    /// Files that were open then are known.
+    pub(super) since_ns: u64,
+    /// The look before that: an open that was on its way at `since_ns` is not older than this, unless the driver takes its time.
+    pub(super) early_ns: u64,
+    /// What was asked for after that may not be visible yet.
+    pub(super) until_ns: u64,
+    /// All that was open at `since_ns` is known, and so is all that was asked for since.
+    pub(super) sure: bool,
+}
+
+impl Window {
+    pub(super) fn has(&self, touch: &Touch) -> bool {
+        touch.at_ns > self.since_ns && touch.at_ns <= self.until_ns
+    }
+}
+
+/// Per device, the processes that touched it and were not matched with a file for every touch.
+pub(super) type Spare = Map<DeviceNumber, Set<ProcessId>>;
 
 /// Touches that no file has been matched with.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Touches {
-    logs: Map<(ProcessId, DeviceNumber), Log>,
-    processes: Set<ProcessId>,
-}
-
-/// What the touches say of one or more opens of a device by a process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Matched {
-    pub(super) task: TaskId,
-    pub(super) comm: RawText,
-    /// One per file, in the order of opening.
-    pub(super) times: Vec<u64>,
-    /// As many touches as files.
-    pub(super) exact: bool,
+    /// In order of time.
+    logs: Map<ProcessId, VecDeque<Touch>>,
+    count: usize,
+    /// The time of the last one that was forgotten for want of room.
+    forgotten_ns: u64,
+    /// Who reserved each slot last, and when. Matched ones count, until the next look.
+    reserved: Map<Slot, (ProcessId, u64)>,
+    /// Per device, the last touch of each of the last two processes that touched it, the latest first. Matched ones count.
+    last: Map<DeviceNumber, [(ProcessId, u64); 2]>,
 }
 
 impl Touches {
-    pub(super) fn add(&mut self, at_ns: u64, task: TaskId, device: DeviceNumber, comm: &RawText) {
-        let log = self.logs.entry((task.process, device)).or_insert_with(|| {
-            self.processes.insert(task.process);
-            Log { tid: task.tid, comm: comm.clone(), times: VecDeque::new(), overflowed: false }
-        });
-        if log.times.contains(&at_ns) {
+    pub(super) fn add(&mut self, touch: Touch) {
+        self.note_last(&touch);
+        let log = self.logs.entry(touch.task.process).or_default();
+        let same = |known: &Touch| known.at_ns == touch.at_ns && known.device == touch.device;
+        let at = log.partition_point(|known| known.at_ns <= touch.at_ns);
+        if log.range(..at).rev().take_while(|known| known.at_ns == touch.at_ns).any(same) {
             return;
         }
-        log.tid = task.tid;
-        log.comm.clone_from(comm);
-        if log.times.len() == TIMES_KEPT {
-            log.times.pop_front();
-            log.overflowed = true;
+        note_reserved(&mut self.reserved, &touch);
+        log.insert(at, touch);
+        self.count += 1;
+        if log.len() > TOUCHES_KEPT
+            && let Some(forgotten) = log.pop_front()
+        {
+            self.forgotten_ns = forgotten.at_ns.max(self.forgotten_ns);
+            self.count -= 1;
         }
-        log.times.push_back(at_ns);
-        if self.logs.len() > LOGS_KEPT {
+        if self.logs.len() > PROCESSES_KEPT || self.count > ALL_KEPT {
             self.forget_older_half();
         }
     }
 
+    fn note_last(&mut self, touch: &Touch) {
+        let now = (touch.task.process, touch.at_ns);
+        let nobody = (ProcessId { tgid: 0, start_ns: 0 }, 0);
+        let last = self.last.entry(touch.device).or_insert([nobody; 2]);
+        if let Some(known) = last.iter_mut().find(|known| known.0 == now.0) {
+            known.1 = known.1.max(now.1);
+        } else if last[1].1 < now.1 {
+            last[1] = now;
+        }
+        if last[0].1 < last[1].1 {
+            last.swap(0, 1);
+        }
+    }
+
     fn forget_older_half(&mut self) {
-        let mut latest: Vec<u64> = self.logs.values().filter_map(|log| log.times.back().copied()).collect();
-        let middle = latest.len() / 2;
-        let (_, median, _) = latest.select_nth_unstable(middle);
+        let latest = |log: &VecDeque<Touch>| log.back().map_or(0, |touch| touch.at_ns);
+        let mut times: Vec<u64> = self.logs.values().map(latest).collect();
+        let middle = times.len() / 2;
+        let (_, median, _) = times.select_nth_unstable(middle);
         let median = *median;
-        self.logs.retain(|_, log| log.times.back().is_some_and(|last| *last > median));
-        self.index();
+        self.forgotten_ns = median.max(self.forgotten_ns);
+        self.logs.retain(|_, log| latest(log) > median);
+        self.recount();
     }
 
-    /// Has this process touched the device after this moment?
-    pub(super) fn since(&self, process: ProcessId, device: DeviceNumber, ns: u64) -> bool {
-        self.logs.get(&(process, device)).is_some_and(|log| log.times.iter().any(|at| *at > ns))
+    fn recount(&mut self) {
+        self.count = self.logs.values().map(VecDeque::len).sum();
+        let mut reserved = std::mem::take(&mut self.reserved);
+        reserved.clear();
+        for touch in self.all() {
+            note_reserved(&mut reserved, touch);
+        }
+        self.reserved = reserved;
     }
 
-    /// Are there touches of this device by this process that no file has been matched with?
-    pub(super) fn any(&self, process: ProcessId, device: DeviceNumber) -> bool {
-        self.logs.get(&(process, device)).is_some_and(|log| !log.times.is_empty())
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
-    /// For each device that one process alone has touched since: that process.
-    pub(super) fn only_touchers(&self, since_ns: u64) -> Map<DeviceNumber, ProcessId> {
-        let mut touchers: Map<DeviceNumber, Option<ProcessId>> = Map::default();
-        for ((process, device), log) in &self.logs {
-            if log.times.iter().any(|at| *at > since_ns) {
-                touchers.entry(*device).and_modify(|one| *one = None).or_insert(Some(*process));
+    /// All touches of a process, in order of time.
+    pub(super) fn of(&self, process: ProcessId) -> impl DoubleEndedIterator<Item = &Touch> {
+        self.logs.get(&process).into_iter().flatten()
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Touch> {
+        self.logs.values().flatten()
+    }
+
+    /// When a slot was last reserved, and by whom, whether a file has been matched with that since the last look or not.
+    pub(super) fn last_at(&self, slot: Slot) -> Option<(ProcessId, u64)> {
+        self.reserved.get(&slot).copied()
+    }
+
+    /// When each slot was last reserved for a device, up to this moment.
+    pub(super) fn reserved(&self, until_ns: u64) -> Map<Slot, u64> {
+        let mut reserved: Map<Slot, u64> = Map::default();
+        for touch in self.all().filter(|touch| touch.at_ns <= until_ns) {
+            if let Some(slot) = touch.slot {
+                let known = reserved.entry(slot).or_insert(touch.at_ns);
+                *known = touch.at_ns.max(*known);
             }
         }
-        touchers.into_iter().filter_map(|(device, process)| Some((device, process?))).collect()
+        reserved
     }
 
-    /// Matches `files` new files with the latest touches, and forgets those and whatever came before them.
+    /// Who touched what in this window, or on its verge, and was matched with no file.
     ///
-    /// `all_new`: the files are known to be younger than the first touch; otherwise some may be older, and fewer touches
-    /// than files say nothing of any of them.
-    pub(super) fn take(
-        &mut self,
-        process: ProcessId,
-        device: DeviceNumber,
-        files: usize,
-        all_new: bool,
-    ) -> Option<Matched> {
-        let log = self.logs.get_mut(&(process, device))?;
-        log.times.make_contiguous().sort_unstable();
-        let touches = log.times.len();
-        if touches == 0 || files == 0 || (touches < files && !all_new) {
-            return None;
+    /// With a `family`, only its touches are gone through, and anybody else who touched a device counts as not matched:
+    /// what all others have touched would be too much to go through at every exit.
+    pub(super) fn spare(&self, window: Window, family: Option<&[ProcessId]>) -> Spare {
+        let mut spare = Spare::default();
+        let mut add = |touch: &Touch| {
+            if touch.at_ns > window.early_ns && touch.at_ns <= window.until_ns {
+                spare.entry(touch.device).or_default().insert(touch.task.process);
+            }
+        };
+        let Some(family) = family else {
+            self.all().for_each(add);
+            return spare;
+        };
+        family.iter().flat_map(|process| self.of(*process)).for_each(&mut add);
+        for (device, last) in &self.last {
+            let others = last.iter().filter(|(by, at_ns)| *at_ns > window.early_ns && !family.contains(by));
+            others.for_each(|(by, _)| _ = spare.entry(*device).or_default().insert(*by));
         }
-        let exact = touches == files && !log.overflowed;
-        let mut times: Vec<u64> = log.times.drain(..).skip(touches.saturating_sub(files)).collect();
-        // Fewer touches than files: one was lost, or forgotten. The first is the nearest that can be said.
-        while times.len() < files {
-            times.insert(0, times[0]);
-        }
-        log.overflowed = false;
-        let task = TaskId { process, tid: log.tid };
-        Some(Matched { task, comm: log.comm.clone(), times, exact })
+        spare
+    }
+
+    /// Were touches forgotten, for want of room, that were in this window?
+    pub(super) fn forgot(&self, window: Window) -> bool {
+        self.forgotten_ns > window.early_ns
+    }
+
+    /// Takes out one touch that a file has been matched with.
+    pub(super) fn take(&mut self, process: ProcessId, device: DeviceNumber, at_ns: u64) -> Option<Touch> {
+        let log = self.logs.get_mut(&process)?;
+        let at = log.iter().position(|touch| touch.at_ns == at_ns && touch.device == device)?;
+        self.count -= 1;
+        log.remove(at)
+    }
+
+    /// Forgets touches up to this moment whose slot is filled: they led to that file or to one that has left the slot.
+    pub(super) fn settle(&mut self, until_ns: u64, filled: impl Fn(Slot) -> bool) {
+        let spent = |touch: &Touch| touch.at_ns <= until_ns && touch.slot.is_some_and(&filled);
+        self.logs.values_mut().for_each(|log| log.retain(|touch| !spent(touch)));
+        self.recount();
     }
 
     /// Has this process touched anything that no file has been matched with?
     pub(super) fn has(&self, process: ProcessId) -> bool {
-        self.processes.contains(&process)
+        self.logs.get(&process).is_some_and(|log| !log.is_empty())
     }
 
     /// Processes with touches that no file has been matched with.
     pub(super) fn processes(&self) -> impl Iterator<Item = ProcessId> {
-        self.processes.iter().copied()
+        self.logs.iter().filter(|(_, log)| !log.is_empty()).map(|(process, _)| *process)
     }
 
-    /// Forgets touches that have been matched and those of processes that are gone.
-    pub(super) fn retain(&mut self, keep: impl Fn(ProcessId) -> bool) {
-        self.logs.retain(|(process, _), log| !log.times.is_empty() && keep(*process));
-        self.index();
+    /// Slots of touches that no file has been matched with.
+    pub(super) fn slots(&self) -> Set<Slot> {
+        self.all().filter_map(|touch| touch.slot).collect()
     }
 
-    fn index(&mut self) {
-        self.processes = self.logs.keys().map(|(process, _)| *process).collect();
+    /// Forgets those of processes that are gone, and who was last to touch what if that was not after `since_ns`.
+    pub(super) fn retain(&mut self, since_ns: u64, keep: impl Fn(ProcessId) -> bool) {
+        self.logs.retain(|process, log| !log.is_empty() && keep(*process));
+        self.last.retain(|_, last| last[0].1 > since_ns);
+        self.recount();
+    }
+}
+
+fn note_reserved(reserved: &mut Map<Slot, (ProcessId, u64)>, touch: &Touch) {
+    if let Some(slot) = touch.slot {
+        let last = reserved.entry(slot).or_insert((touch.task.process, touch.at_ns));
+        if last.1 < touch.at_ns {
+            *last = (touch.task.process, touch.at_ns);
+        }
     }
 }

@@ -88,11 +88,11 @@ pub struct HeldFile {
     pub fds: u64,
     /// Mappings, once per address space.
     pub maps: u64,
-    /// Descriptors queued in sockets that it owns, directly or through other sockets.
+    /// Descriptors queued in sockets that it owns, directly or through other sockets; once per process.
     pub in_flight: u64,
-    /// Slots of io_urings that it owns.
+    /// Slots of io_urings that it owns; once per process.
     pub io_uring: u64,
-    /// References the driver holds for a device file that this holder holds.
+    /// References the driver holds for a device file that this holder holds; once per process.
     pub driver_pins: u64,
     /// References that it may still be dropping: taken from its tables by exit or close, and not known to be released.
     pub dropping: u64,
@@ -139,6 +139,15 @@ impl Ledger {
             holders: holders.filter(|holder| !holder.held.is_empty()).collect(),
             taken_ns: self.looked.map_or(0, |look| look.taken_ns),
         }
+    }
+
+    /// Is there a file whose references did not add up in the last snapshot, and did before? It may only have raced with a
+    /// close.
+    #[must_use]
+    pub fn is_in_doubt(&self) -> bool {
+        let taken_ns = self.looked.map(|look| look.taken_ns);
+        let mut since = self.files.iter().filter_map(|(_, file)| file.unexplained_since_ns);
+        since.any(|since_ns| Some(since_ns) == taken_ns)
     }
 
     /// Files that are on their way out, or whose whereabouts are not known: to be looked at again soon, each by

@@ -51,6 +51,11 @@ impl<'a> World<'a> {
         self.groups.get(&tgid).map(|group| ProcessId { tgid, start_ns: group.start_ns })
     }
 
+    /// Is nothing of this process left, not even a zombie?
+    pub(super) fn is_reaped(&self, process: ProcessId) -> bool {
+        self.all_tasks && self.group(process).is_none()
+    }
+
     /// Its tasks that are not dead.
     pub(super) fn tasks(&self, process: ProcessId) -> &[&'a Task] {
         self.group(process).map_or(&[], |group| &group.tasks)

@@ -89,15 +89,25 @@ impl DeviceTable {
     /// The device with this number, or `None` if it is no GPU device.
     #[must_use]
     pub fn identify(&self, number: DeviceNumber) -> Option<Device> {
-        let range = self.ranges.iter().find(|range| {
-            range.major == number.major && (range.first..=range.last).contains(&number.minor)
-        })?;
+        let range = self.range_of(number)?;
         let name = match &range.naming {
             Naming::Fixed(name) => name.clone(),
             Naming::Numbered(prefix) => format!("{prefix}{}", number.minor - range.first),
         };
         let gpu = self.gpu_nodes.iter().find(|(node, _)| *node == number).map(|(_, gpu)| *gpu);
         Some(Device { number, name, gpu })
+    }
+
+    /// Does this number count as a GPU device?
+    #[must_use]
+    pub fn contains(&self, number: DeviceNumber) -> bool {
+        self.range_of(number).is_some()
+    }
+
+    fn range_of(&self, number: DeviceNumber) -> Option<&DeviceRange> {
+        self.ranges
+            .iter()
+            .find(|range| range.major == number.major && (range.first..=range.last).contains(&number.minor))
     }
 
     /// Is there anything to look for at all?

@@ -49,6 +49,8 @@ pub enum EventKind {
         device: DeviceNumber,
         /// What was asked for.
         access: Access,
+        /// Where the descriptor will be, if it is an open and that could be told.
+        slot: Option<Slot>,
         /// The name of the task at that moment.
         comm: RawText,
     },
@@ -189,6 +191,15 @@ pub enum EventKind {
         /// Is it still the file that was remembered?
         still_same: bool,
     },
+}
+
+/// A place in an fd table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot {
+    /// The table.
+    pub table: TableKey,
+    /// The descriptor.
+    pub fd: u32,
 }
 
 /// What a task asked of a device node.

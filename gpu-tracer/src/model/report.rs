@@ -104,6 +104,10 @@ pub struct FileReport {
     pub driver_pins: u64,
     /// When it was opened, if that was seen.
     pub opened_at: Option<String>,
+    /// Are `opened_at` and `opener` certain? If not, they are what is likely: several opens of the device came so close
+    /// together that this file may be of another one of them.
+    #[serde(default)]
+    pub opened_exact: bool,
     /// Who opened it, if that was seen.
     pub opener: Option<Opener>,
 }
@@ -198,9 +202,10 @@ pub struct HeldDevice {
     pub fds: u64,
     /// Mappings, once per address space.
     pub maps: u64,
-    /// Descriptors queued in a socket whose receiving end it has open.
+    /// Descriptors queued in a socket whose receiving end it has open: once per process, in however many fd tables of its
+    /// threads that is.
     pub in_flight: u64,
-    /// Registered files of an io_uring it has open or mapped.
+    /// Registered files of an io_uring it has open or mapped, likewise.
     pub io_uring: u64,
     /// References that it is dropping: gone from its tables by exit or close, and not released yet. Only a daemon that
     /// saw it hold them knows.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use aya::{
-    Btf as AyaBtf, Ebpf, EbpfLoader,
+    Btf as AyaBtf, Ebpf, EbpfLoader, Endianness,
     maps::{Array, HashMap, MapData, RingBuf},
     programs::Iter,
 };
@@ -21,7 +21,7 @@ use gpu_tracer_common::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{OBJECT, ProbeError, events, layout, ring, sys, wanted::Wanted};
+use super::{OBJECT, ProbeError, events, layout, ring, subjects::Subjects, sys, wanted::Wanted};
 use crate::{kernel::btf::Btf, model::DeviceTable};
 
 /// Bytes asked for in one read; the kernel gives at most 32 KiB a time.
@@ -93,7 +93,7 @@ pub struct Iterators {
     control: Array<MapData, ControlPod>,
     wanted: Wanted,
     carriers: HashMap<MapData, u64, u8>,
-    subjects: Array<MapData, u64>,
+    subjects: Subjects,
     _ebpf: Ebpf,
 }
 
@@ -117,9 +117,12 @@ impl Iterators {
             return Err(ProbeError::NoObject);
         }
         let layout = layout::resolve(btf)?;
-        let kernel = AyaBtf::from_sys_fs().map_err(|error| ProbeError::Load(error.into()))?;
+        // The file is long, and slow to read.
+        let kernel = AyaBtf::parse(btf.bytes(), Endianness::default());
+        let kernel = kernel.map_err(|error| ProbeError::Load(error.into()))?;
         let mut loader = EbpfLoader::new();
-        loader.btf(Some(&kernel)).override_global("KERNEL", layout.as_bytes(), true);
+        // The programs ask for nothing to be relocated: offsets are in `KERNEL`.
+        loader.btf(None).override_global("KERNEL", layout.as_bytes(), true);
         // Maps of programs that are not loaded here; each is made as small as can be.
         events::MAPS.iter().for_each(|(map, least)| {
             loader.map_max_entries(map, *least);
@@ -140,10 +143,9 @@ impl Iterators {
         };
         let mappings = Mappings::load(&mut ebpf, &kernel, layout.mm_tree_root != ABSENT);
         let sockets = link(&mut ebpf, "iter_sockets", "unix", &kernel).map_err(|error| error.to_string());
-        let driver_pins =
-            link(&mut ebpf, "iter_driver_pins", "task", &kernel).map_err(|error| error.to_string());
+        let driver_pins = first_of(&mut ebpf, ["iter_driver_pins", "iter_driver_pins_singly"], &kernel);
         let ring_tables = link(&mut ebpf, "iter_rings", "task", &kernel).map_err(|error| error.to_string());
-        let checks = link(&mut ebpf, "iter_recheck", "task", &kernel).map_err(|error| error.to_string());
+        let checks = first_of(&mut ebpf, ["iter_recheck", "iter_recheck_singly"], &kernel);
 
         let file_mappings =
             link(&mut ebpf, "iter_file_mappings", "task", &kernel).map_err(|error| error.to_string());
@@ -163,7 +165,7 @@ impl Iterators {
             control: Array::try_from(take(&mut ebpf, "CONTROL")?).map_err(on("CONTROL"))?,
             wanted: Wanted::take(|map| take(&mut ebpf, map))?,
             carriers: HashMap::try_from(take(&mut ebpf, "CARRIERS")?).map_err(on("CARRIERS"))?,
-            subjects: Array::try_from(take(&mut ebpf, "SUBJECTS")?).map_err(on("SUBJECTS"))?,
+            subjects: Subjects::map(take(&mut ebpf, "SUBJECTS")?)?,
             _ebpf: ebpf,
         };
         iterators.rings = iterators.learn_rings(layout.ring_known != 0)?;
@@ -261,12 +263,10 @@ impl Iterators {
         holds: &mut Vec<HoldRecord>,
     ) -> Result<(), ProbeError> {
         for chunk in files.chunks(MAX_SUBJECTS as usize) {
-            for (index, file) in chunk.iter().enumerate() {
-                self.subjects.set(index as u32, file, 0).map_err(on("SUBJECTS"))?;
-            }
+            self.subjects.write(chunk);
             self.start(mode::DEVICES, |control| control.subjects = chunk.len() as u32)?;
             let mut done = 0;
-            // One pass has as many runs as the host has tasks.
+            // A program that looks at one in a run has as many runs as the host has tasks.
             while done < chunk.len() as u32 {
                 self.read_pass("task", sys::open_iterator(link.as_fd())?, holds)?;
                 let now = self.control.get(&0, 0).map_err(on("CONTROL"))?.0.subject;
@@ -429,6 +429,14 @@ fn link(
         ebpf.program_mut(program).ok_or(ProbeError::Incompatible(program))?.try_into().map_err(refused)?;
     iterator.load(target, kernel).map_err(refused)?;
     Ok(sys::iterator_link(iterator.fd().map_err(refused)?.as_fd(), None)?)
+}
+
+/// The first of these programs over tasks that this kernel takes.
+fn first_of(ebpf: &mut Ebpf, programs: [&'static str; 2], kernel: &AyaBtf) -> Optional {
+    let [first, second] = programs;
+    link(ebpf, first, "task", kernel)
+        .or_else(|_| link(ebpf, second, "task", kernel))
+        .map_err(|error| error.to_string())
 }
 
 fn take(ebpf: &mut Ebpf, map: &'static str) -> Result<aya::maps::Map, ProbeError> {

@@ -106,6 +106,7 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
         dentry_inode: must("dentry", "d_inode")?,
         dentry_lockref_count: must("dentry", "d_lockref.count")?,
         files_count: must("files_struct", "count")?,
+        files_next_fd: may("files_struct", "next_fd"),
         task_exit_code: must("task_struct", "exit_code")?,
         signal_live: must("signal_struct", "live")?,
         siginfo_code: must("kernel_siginfo", "si_code")?,

@@ -22,6 +22,7 @@ mod netns;
 pub mod procwalk;
 mod ring;
 pub mod snapshot;
+mod subjects;
 mod sys;
 pub mod waiting;
 mod wanted;

@@ -1,11 +1,6 @@
 //! One snapshot: the passes in order, and their records turned into the model.
 
-use std::{
-    collections::{HashMap, HashSet},
-    io,
-    os::fd::AsFd,
-    time::Duration,
-};
+use std::{collections::HashSet, io, os::fd::AsFd, time::Duration};
 
 use gpu_tracer_common::{
     LAYOUT,
@@ -24,7 +19,7 @@ use super::{
 use crate::kernel::boot_now;
 use crate::model::{
     DeviceNumber, DeviceTable, FileKey, Missing, MmKey, OpenFile, RawText, Reference, Snapshot, TableKey,
-    Task, TaskState, Via, snapshot::Source,
+    Task, TaskState, Via, counted, snapshot::Source,
 };
 
 const PF_EXITING: u32 = 0x4;
@@ -168,7 +163,10 @@ impl Iterators {
         if left_out > 0 {
             missing.push(Missing {
                 what: "in-flight",
-                why: format!("owners of {left_out} sockets with descriptors in flight were not looked for"),
+                why: format!(
+                    "owners of {} with descriptors in flight were not looked for",
+                    counted(left_out, "socket", "sockets")
+                ),
             });
         }
         self.start(mode::CARRIERS, |_| ())?;
@@ -226,21 +224,24 @@ impl Iterators {
 
 /// Device files that the kernel counts more references of than were found.
 fn unaccounted(holds: &[HoldRecord]) -> Vec<u64> {
-    let mut found: HashMap<u64, (u64, HashSet<(u16, u64, u64)>)> = HashMap::new();
-    for hold in holds.iter().filter(|hold| hold.file_kind == FILE_DEVICE && hold.count != u64::MAX) {
-        let (count, references) = found.entry(hold.file).or_default();
-        *count = hold.count;
-        references.insert((hold.header.kind, hold.by, hold.at ^ hold.end));
-    }
-    let short = found.into_iter().filter(|(_, (count, references))| *count > references.len() as u64);
-    short.map(|(file, _)| file).collect()
+    let counted = |hold: &&HoldRecord| hold.file_kind == FILE_DEVICE && hold.count != u64::MAX;
+    let found = holds.iter().filter(counted);
+    let mut found: Vec<_> =
+        found.map(|hold| (hold.file, hold.header.kind, hold.by, hold.at, hold.end, hold.count)).collect();
+    found.sort_unstable();
+    found.dedup_by_key(|(file, kind, by, at, end, _)| (*file, *kind, *by, *at, *end));
+    let by_file = found.chunk_by(|a, b| a.0 == b.0);
+    let short = by_file.filter(|found| found.iter().any(|(.., count)| *count > found.len() as u64));
+    short.map(|found| found[0].0).collect()
 }
 
 /// Files of one kind, each once.
 fn distinct(holds: &[HoldRecord], kind: u32) -> Vec<u64> {
-    let files: HashSet<u64> =
+    let mut files: Vec<u64> =
         holds.iter().filter(|hold| hold.file_kind == kind).map(|hold| hold.file).collect();
-    files.into_iter().collect()
+    files.sort_unstable();
+    files.dedup();
+    files
 }
 
 /// Records to files and references, each once: passes may repeat a record, and threads repeat each other.
@@ -249,8 +250,8 @@ fn assemble(
     devices: &DeviceTable,
     counted_by_iterator: bool,
 ) -> (Vec<OpenFile>, Vec<Reference>) {
-    let mut files: HashMap<u64, OpenFile> = HashMap::new();
-    let mut references = HashSet::with_capacity(holds.len());
+    let mut files: Vec<OpenFile> = Vec::with_capacity(holds.len());
+    let mut references = Vec::with_capacity(holds.len());
     for hold in holds {
         let key = FileKey(hold.file);
         if hold.file_kind == FILE_DEVICE {
@@ -259,16 +260,27 @@ fn assemble(
             let count = (hold.count != u64::MAX).then(|| hold.count.saturating_sub(own));
             let device = DeviceNumber::from_kernel(hold.rdev);
             // The programs report whole majors where a range is long.
-            if devices.identify(device).is_none() {
+            if !devices.contains(device) {
                 continue;
             }
-            files.insert(hold.file, OpenFile { key, device, count, identity: hold.identity });
+            files.push(OpenFile { key, device, count, identity: hold.identity });
         }
         if let Some(via) = via(hold) {
-            references.insert(Reference { file: key, via });
+            references.push(Reference { file: key, via });
         }
     }
-    (files.into_values().collect(), references.into_iter().collect())
+    // Stable: of several records of a file the last is the latest.
+    files.sort_by_key(|file| file.key);
+    files.dedup_by(|later, kept| {
+        let same = later.key == kept.key;
+        if same {
+            *kept = later.clone();
+        }
+        same
+    });
+    references.sort_unstable();
+    references.dedup();
+    (files, references)
 }
 
 fn via(hold: &HoldRecord) -> Option<Via> {

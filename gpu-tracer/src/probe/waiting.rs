@@ -5,8 +5,8 @@
 //! can be read (`/proc/PID/task/TID/syscall`), and for `poll` the array in the caller's memory. CUDA's event thread
 //! polls about eight files of each GPU it uses, so without this no CUDA process would ever add up.
 //!
-//! Only files whose count does not add up are looked into, and only tasks that sleep interruptibly are asked: reading
-//! the memory of others could block.
+//! Only files whose count does not add up are looked into. Of a task in uninterruptible sleep, as one that is stuck in a
+//! driver's ioctl, only the call itself is read: its memory may be locked by what it waits for, and reading it could block.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -66,8 +66,9 @@ fn unexplained(snapshot: &Snapshot) -> HashMap<FileKey, u64> {
         .collect()
 }
 
+/// Is the task inside a call, and asleep? The kernel tells the call of no other.
 fn is_askable(task: &Task) -> bool {
-    task.state == TaskState::Sleeping && !task.exiting
+    matches!(task.state, TaskState::Sleeping | TaskState::Uninterruptible) && !task.exiting
 }
 
 /// Descriptors that the system call in progress has in use.
@@ -76,10 +77,15 @@ fn descriptors_in_use(proc: &Path, task: &Task) -> Vec<u32> {
     let Some(call) = fs::read_to_string(path).ok().as_deref().and_then(Call::parse) else {
         return Vec::new();
     };
+    let may_be_read = task.state == TaskState::Sleeping;
     match call.kind() {
-        Kind::Descriptor => u32::try_from(call.arguments[0]).into_iter().collect(),
+        Kind::Descriptor(at) => u32::try_from(call.arguments[at]).into_iter().collect(),
+        Kind::Poll | Kind::Select if !may_be_read => Vec::new(),
         Kind::Poll => polled(task.tid, call.arguments[0], call.arguments[1]),
-        Kind::Select => selected(task.tid, call.arguments),
+        Kind::Select => {
+            let [count, read, write, except, ..] = call.arguments;
+            selected(task.tid, [count, read, write, except])
+        }
         Kind::Other => Vec::new(),
     }
 }
@@ -88,12 +94,12 @@ fn descriptors_in_use(proc: &Path, task: &Task) -> Vec<u32> {
 #[derive(Debug, PartialEq, Eq)]
 struct Call {
     number: i64,
-    arguments: [u64; 4],
+    arguments: [u64; 6],
 }
 
 enum Kind {
-    /// The first argument is a descriptor.
-    Descriptor,
+    /// The argument at this place is a descriptor.
+    Descriptor(usize),
     Poll,
     Select,
     Other,
@@ -104,7 +110,7 @@ impl Call {
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_ascii_whitespace();
         let number = words.next()?.parse().ok().filter(|number| *number >= 0)?;
-        let mut arguments = [0; 4];
+        let mut arguments = [0; 6];
         for argument in &mut arguments {
             *argument = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
         }
@@ -113,9 +119,17 @@ impl Call {
 
     fn kind(&self) -> Kind {
         match self.number {
-            libc::SYS_ioctl | libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev => {
-                Kind::Descriptor
-            }
+            libc::SYS_ioctl
+            | libc::SYS_read
+            | libc::SYS_write
+            | libc::SYS_readv
+            | libc::SYS_writev
+            | libc::SYS_pread64
+            | libc::SYS_pwrite64
+            | libc::SYS_preadv
+            | libc::SYS_pwritev
+            | libc::SYS_fsync => Kind::Descriptor(0),
+            libc::SYS_mmap => Kind::Descriptor(4),
             libc::SYS_ppoll => Kind::Poll,
             libc::SYS_pselect6 => Kind::Select,
             #[cfg(target_arch = "x86_64")]
@@ -170,19 +184,91 @@ fn read_memory(tid: u32, address: u64, length: usize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::snapshot::Source;
+    use crate::model::{DeviceNumber, OpenFile};
 
     #[test]
     fn a_call_is_read_with_its_arguments() {
         let text = "7 0x7f1200000b40 0x9 0xffffffffffffffff 0x0 0x0 0x0 0x7f12004fa000 0x7f1290e1a4cd\n";
-        let expected = Call { number: 7, arguments: [0x7f12_0000_0b40, 9, u64::MAX, 0] };
+        let expected = Call { number: 7, arguments: [0x7f12_0000_0b40, 9, u64::MAX, 0, 0, 0] };
         assert_eq!(Call::parse(text), Some(expected));
     }
 
     #[test]
     fn a_task_outside_of_a_call_uses_no_descriptor() {
-        for text in ["running\n", "-1 0x7ffd 0x7f12\n", "", "7 0x1", "x 0x1 0x2 0x3 0x4", "7 1 2 3 4"] {
+        for text in
+            ["running\n", "-1 0x7ffd 0x7f12\n", "", "7 0x1", "x 0x1 0x2 0x3 0x4 0x5 0x6", "7 1 2 3 4 5 6"]
+        {
             assert_eq!(Call::parse(text), None, "{text:?}");
         }
+    }
+
+    /// Two tasks share a table in which `nvidiactl` is descriptor 5. One of them, with this process's id and so with its
+    /// memory, is in this call.
+    fn explained(state: TaskState, call: &str) -> Vec<Via> {
+        let (file, table, caller) = (FileKey(1), TableKey(2), std::process::id());
+        let task = |tid, state| Task {
+            tgid: 10,
+            tid,
+            start_ns: 1,
+            ppid: 1,
+            uid: 0,
+            comm: "python3".into(),
+            state,
+            exiting: false,
+            sigkill_pending: true,
+            kernel_thread: false,
+            frozen: false,
+            dumping_core: false,
+            tgid_in_ns: 10,
+            pid_ns: 1,
+            net_ns: 1,
+            table: Some(table),
+            mm: None,
+        };
+        let device = DeviceNumber { major: 195, minor: 255 };
+        let mut snapshot = Snapshot {
+            taken_ns: 1,
+            source: Source::Iterators,
+            tasks: vec![task(10, TaskState::Running), task(caller, state)],
+            files: vec![OpenFile { key: file, device, count: Some(2), identity: 0 }],
+            references: vec![Reference { file, via: Via::Fd { table, fd: 5 } }],
+            missing: Vec::new(),
+        };
+        let proc = tempfile::tempdir().unwrap();
+        for (tid, text) in [(10, "running\n"), (caller, call)] {
+            let dir = proc.path().join(format!("10/task/{tid}"));
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("syscall"), text).unwrap();
+        }
+        explain(proc.path(), &mut snapshot);
+        snapshot.references.into_iter().skip(1).map(|reference| reference.via).collect()
+    }
+
+    #[test]
+    fn a_call_in_which_a_task_is_stuck_explains_the_reference_that_it_keeps() {
+        let ioctl = "16 0x5 0xc00446c9 0x7ffd 0x0 0x0 0x0 0x7ffc 0x7f12\n";
+        let mmap = "9 0x0 0x1000 0x3 0x1 0x5 0x0 0x7ffc 0x7f12\n";
+        let expected = [Via::SystemCall { tid: std::process::id(), fd: 5 }];
+        for call in [ioctl, mmap] {
+            for state in [TaskState::Uninterruptible, TaskState::Sleeping] {
+                assert_eq!(explained(state, call), expected, "{state:?} in {call}");
+            }
+        }
+        let of_another = "16 0x6 0xc00446c9 0x7ffd 0x0 0x0 0x0 0x7ffc 0x7f12\n";
+        assert_eq!(explained(TaskState::Uninterruptible, of_another), []);
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn the_memory_of_a_stuck_task_is_left_alone() {
+        let polled = [libc::pollfd { fd: 5, events: 0, revents: 0 }];
+        let poll = format!("{} {:#x} 0x1 0x0 0x0 0x0 0x0 0x1 0x1\n", libc::SYS_poll, polled.as_ptr() as u64);
+        assert_eq!(
+            explained(TaskState::Sleeping, &poll),
+            [Via::SystemCall { tid: std::process::id(), fd: 5 }]
+        );
+        assert_eq!(explained(TaskState::Uninterruptible, &poll), []);
     }
 
     #[test]

@@ -1,26 +1,26 @@
-//! The maps `WANTED` and `WANTED_MAJORS`: which device numbers the programs report.
+//! The maps `WANTED` and `WANTED_MINORS`: which device numbers the programs report.
 
 use std::collections::HashSet;
 
 use aya::maps::{Array, HashMap, Map, MapData};
-use gpu_tracer_common::snapshot::{EVERY_MINOR, MAJORS, MAX_MINORS};
+use gpu_tracer_common::snapshot::{EVERY_MINOR, MAJORS, MAX_MINORS, MINORS_WITH_BIT};
 
 use super::ProbeError;
 use crate::model::DeviceTable;
 
 /// Their names.
-pub(super) const MAPS: [&str; 2] = ["WANTED", "WANTED_MAJORS"];
+pub(super) const MAPS: [&str; 2] = ["WANTED", "WANTED_MINORS"];
 
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-struct Majors([u8; MAJORS]);
-// SAFETY: bytes.
-unsafe impl aya::Pod for Majors {}
+struct Minors([u64; MAJORS]);
+// SAFETY: integers.
+unsafe impl aya::Pod for Minors {}
 
 /// Both maps.
 pub(super) struct Wanted {
     numbers: HashMap<MapData, u32, u8>,
-    majors: Array<MapData, Majors>,
+    minors: Array<MapData, Minors>,
 }
 
 impl Wanted {
@@ -28,16 +28,16 @@ impl Wanted {
     pub(super) fn take(
         mut map: impl FnMut(&'static str) -> Result<Map, ProbeError>,
     ) -> Result<Self, ProbeError> {
-        let [numbers, majors] = MAPS;
+        let [numbers, minors] = MAPS;
         Ok(Self {
             numbers: HashMap::try_from(map(numbers)?).map_err(refused(numbers))?,
-            majors: Array::try_from(map(majors)?).map_err(refused(majors))?,
+            minors: Array::try_from(map(minors)?).map_err(refused(minors))?,
         })
     }
 
     /// Makes the maps name at least what counts as a GPU handle: long ranges are asked for by their whole major.
     pub(super) fn set(&mut self, devices: &DeviceTable) -> Result<(), ProbeError> {
-        let [numbers, majors] = MAPS;
+        let [numbers, minors] = MAPS;
         let keys = keys(devices);
         let stale: Vec<u32> =
             self.numbers.keys().filter_map(Result::ok).filter(|key| !keys.contains(key)).collect();
@@ -45,16 +45,24 @@ impl Wanted {
             self.numbers.remove(&key).map_err(refused(numbers))?;
         }
         keys.iter().try_for_each(|key| self.numbers.insert(key, 1, 0)).map_err(refused(numbers))?;
-        let mut wanted = Majors([0; MAJORS]);
-        for key in &keys {
-            wanted.0[(key >> 20) as usize % MAJORS] = 1;
-        }
-        self.majors.set(0, wanted, 0).map_err(refused(majors))
+        self.minors.set(0, Minors(bits(&keys)), 0).map_err(refused(minors))
     }
 }
 
 fn refused(map: &'static str) -> impl Fn(aya::maps::MapError) -> ProbeError {
     move |source| ProbeError::Map { map, source }
+}
+
+/// The keys as bits, by major.
+fn bits(keys: &HashSet<u32>) -> [u64; MAJORS] {
+    let mut bits = [0; MAJORS];
+    for key in keys {
+        bits[(key >> 20) as usize % MAJORS] |= match key & EVERY_MINOR {
+            EVERY_MINOR => u64::MAX,
+            minor => 1 << minor.min(MINORS_WITH_BIT),
+        };
+    }
+    bits
 }
 
 fn keys(devices: &DeviceTable) -> HashSet<u32> {
@@ -70,4 +78,19 @@ fn keys(devices: &DeviceTable) -> HashSet<u32> {
             }
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_has_its_bit_or_the_one_that_sends_the_program_to_the_hash() {
+        let keys = HashSet::from([1 << 20 | 5, 195 << 20, 195 << 20 | 255, 511 << 20 | EVERY_MINOR]);
+        let bits = bits(&keys);
+        assert_eq!(bits[1], 1 << 5);
+        assert_eq!(bits[195], 1 | 1 << 63);
+        assert_eq!(bits[511], u64::MAX);
+        assert_eq!(bits.iter().filter(|word| **word != 0).count(), 3);
+    }
 }

@@ -225,7 +225,7 @@ fn through_mm(
     let Ok(own) = task.below(".") else { return (None, None) };
     match within(MM_PATIENCE, move || (own.read("cmdline", CMDLINE_LIMIT), own.link("exe"))) {
         Ok((cmdline, exe)) => {
-            let cmdline = keep("cmdline", cmdline, withheld).map(|raw| RawText(arguments(raw)));
+            let cmdline = keep("cmdline", cmdline, withheld).map(|raw| RawText::from(arguments(raw)));
             (cmdline, keep("exe", exe, withheld))
         }
         Err(_) => withhold(Reason::TimedOut),

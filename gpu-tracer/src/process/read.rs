@@ -91,7 +91,7 @@ impl ProcDir {
     /// The text of a symbolic link, which for the kernel's magic links is a description and not always a path.
     pub fn link(&self, name: impl AsRef<Path>) -> Result<RawText, ProcError> {
         match rustix::fs::readlinkat(&self.fd, name.as_ref(), Vec::new()) {
-            Ok(text) => Ok(RawText(text.into_bytes())),
+            Ok(text) => Ok(RawText::from(text.into_bytes())),
             Err(errno) => Err(ProcError::from_errno(self.path.join(name), errno)),
         }
     }

@@ -45,7 +45,7 @@ impl Stat {
         let ticks: u64 = field(22)?.parse().ok()?;
         Some(Self {
             tid: std::str::from_utf8(&text[..open]).ok()?.trim().parse().ok()?,
-            comm: RawText(name.to_vec()),
+            comm: RawText::from(name.to_vec()),
             state: TaskState::from_letter(*field(3)?.as_bytes().first()?),
             ppid: field(4)?.parse().ok()?,
             exiting: flags & PF_EXITING != 0,
@@ -118,7 +118,7 @@ mod tests {
         #[test]
         fn every_name_comes_back_as_it_was(comm in proptest::collection::vec(1..=255u8, 0..16)) {
             let stat = Stat::parse(&line(&comm, TAIL)).expect("parses");
-            prop_assert_eq!(stat.comm, RawText(comm));
+            prop_assert_eq!(stat.comm, RawText::from(comm));
             prop_assert_eq!(stat.ppid, 1);
         }
     }

@@ -220,8 +220,8 @@ fn ten_thousand_hostile_names_change_nothing_but_the_name() {
         proc.write("428/stat", stat_line(428, &comm, 'S', 1, 0));
         proc.write("428/task/428/cmdline", [b"a\0", argument.as_slice(), b"z\0"].concat());
         let facts = proc.fs().facts(428, 428, READ).expect("readable");
-        prop_assert_eq!(facts.comm, RawText(comm));
-        prop_assert_eq!(facts.cmdline, Some(RawText([b"a ", argument.as_slice(), b"z"].concat())));
+        prop_assert_eq!(facts.comm, RawText::from(comm));
+        prop_assert_eq!(facts.cmdline, Some(RawText::from([b"a ", argument.as_slice(), b"z"].concat())));
         prop_assert_eq!((facts.ppid, facts.state, facts.start_ns), (7, TaskState::Sleeping, 5_000_000_000));
         Ok(())
     });

@@ -14,7 +14,7 @@ use super::text::is_deceptive;
 ///
 /// # Errors
 /// What `out` says; a value that cannot be JSON (maps with keys that are no text) is an [`io::ErrorKind::InvalidData`].
-pub fn write<T: Serialize>(value: &T, out: &mut dyn io::Write) -> io::Result<()> {
+pub fn write<T: Serialize + ?Sized>(value: &T, out: &mut (impl io::Write + ?Sized)) -> io::Result<()> {
     let mut serializer = Serializer::with_formatter(&mut *out, Printable(PrettyFormatter::new()));
     value.serialize(&mut serializer)?;
     out.write_all(b"\n")
@@ -24,7 +24,7 @@ pub fn write<T: Serialize>(value: &T, out: &mut dyn io::Write) -> io::Result<()>
 ///
 /// # Errors
 /// As for [`write`].
-pub fn write_line<T: Serialize>(value: &T, out: &mut dyn io::Write) -> io::Result<()> {
+pub fn write_line<T: Serialize + ?Sized>(value: &T, out: &mut (impl io::Write + ?Sized)) -> io::Result<()> {
     let mut serializer = Serializer::with_formatter(&mut *out, Printable(CompactFormatter));
     value.serialize(&mut serializer)?;
     out.write_all(b"\n")
@@ -40,6 +40,10 @@ impl<F: Formatter> Formatter for Printable<F> {
         fragment: &str,
     ) -> io::Result<()> {
         let mut rest = fragment;
+        // Almost all text is this, and it need not be taken apart into characters.
+        if rest.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+            return out.write_all(rest.as_bytes());
+        }
         while let Some((at, ch)) = rest.char_indices().find(|(_, ch)| is_deceptive(*ch)) {
             out.write_all(&rest.as_bytes()[..at])?;
             for unit in ch.encode_utf16(&mut [0; 2]) {

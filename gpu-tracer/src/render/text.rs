@@ -19,6 +19,8 @@ use std::fmt::Write as _;
 
 use unicode_width::UnicodeWidthChar as _;
 
+use crate::model::RawText;
+
 /// What stands for text that was cut off: one column.
 pub const ELLIPSIS: char = '…';
 
@@ -69,6 +71,12 @@ pub fn escape(bytes: &[u8]) -> String {
 #[must_use]
 pub fn escape_str(text: &str) -> String {
     escape(text.as_bytes())
+}
+
+/// [`escape`] for a sentence with names in it that [`RawText::to_text`] wrote: bytes that are not UTF-8 are escaped once, not twice.
+#[must_use]
+pub fn escape_sentence(text: &str) -> String {
+    escape(&RawText::from_text(text).0)
 }
 
 fn push_escaped(out: &mut String, ch: char) {

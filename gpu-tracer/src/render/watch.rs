@@ -1,8 +1,8 @@
 //! One line for each thing that happens: when, what, to which open file, by whom.
 
 use super::text::{escape, escape_str};
-use crate::model::RawText;
 use crate::model::happening::{Happening, Party};
+use crate::model::{RawText, counted};
 
 /// Columns of the word that says what happened.
 const WORD: usize = 13;
@@ -101,12 +101,15 @@ fn details(happening: &Happening) -> String {
         "detached" => "in no table any more, and not released".to_owned(),
         "released" => released(happening),
         "gap" => {
-            let lost = if count > 0 { format!(", {count} events") } else { String::new() };
+            let lost =
+                if count > 0 { format!(", {}", counted(count, "event", "events")) } else { String::new() };
             let since = happening.since.as_deref().map(time).unwrap_or_default();
             format!("the record has a hole since {since}: {}{lost}", cause())
         }
-        "missed" => format!("{count} lines: they came faster than they were read"),
-        "withheld" => format!("{count} lines about other users' processes: ask as root"),
+        "missed" => format!("{}: they came faster than they were read", counted(count, "line", "lines")),
+        "withheld" => {
+            format!("{} about other users' processes: ask as root", counted(count, "line", "lines"))
+        }
         "module-loaded" | "module-unloaded" => cause(),
         _ => String::new(),
     }

@@ -7,7 +7,7 @@ use std::io;
 
 use super::columns::{Cell, Column, Detail, Place, Row, Tone, lay_out};
 use super::ranges::ranges;
-use super::text::{escape, escape_str, wrap};
+use super::text::{escape, escape_sentence, escape_str, wrap};
 use super::{Format, View, csv, json};
 use crate::model::RawText;
 use crate::model::diagnosis::{Advice, Diagnosis, Finding, GpuVerdict, Verdict};
@@ -236,11 +236,12 @@ fn row(group: &[&Finding]) -> Row {
     details.extend(long.map(|pids| Detail::new("PIDs", pids)));
     if !first.killable || first.killable_because != "It lives and SIGKILL ends it." {
         let tone = if first.killable { Tone::Plain } else { Tone::Bad };
-        details.push(Detail { tone, ..Detail::new("goes", escape_str(&first.killable_because)) });
+        details.push(Detail { tone, ..Detail::new("goes", escape_sentence(&first.killable_because)) });
     }
-    details.extend(first.waits.as_deref().map(|waits| Detail::new("waits", escape_str(waits))));
+    details.extend(first.waits.as_deref().map(|waits| Detail::new("waits", escape_sentence(waits))));
     for fact in first.evidence.iter().take(FACTS) {
-        details.push(Detail::new(if fact.inferred { "inferred" } else { "fact" }, escape_str(&fact.text)));
+        details
+            .push(Detail::new(if fact.inferred { "inferred" } else { "fact" }, escape_sentence(&fact.text)));
     }
     Row { cells, details }
 }
@@ -340,7 +341,7 @@ fn footer(diagnosis: &Diagnosis, view: &View<'_>) -> String {
 
 /// Escapes; then running text in lines that fit, in one tone.
 fn paragraph(text: &str, indent: usize, tone: Tone, view: &View<'_>) -> String {
-    let text = escape_str(text);
+    let text = escape_sentence(text);
     let lines = match view.width {
         Some(width) => wrap(&text, width.saturating_sub(indent)),
         None => vec![text],

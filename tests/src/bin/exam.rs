@@ -91,6 +91,10 @@ fn report(settings: &Settings, outcome: &Outcome) {
             outcome.late.0,
             outcome.late.1.as_millis()
         );
+        let (exactly, likely, not) = outcome.openers;
+        println!(
+            "exam: openers were named {exactly} times exactly, {likely} times as likely, {not} times not at all"
+        );
         println!("exam: the daemon counts {}, losses {}", status["counts"], status["losses"]);
     }
     let Some(failure) = &outcome.failure else {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 
 use super::model::{Entry, Id, Mapped, Model, Object};
+use super::moment;
 use super::step::{Kind, Step, pick};
 use crate::harness::Device;
 use crate::worker::{Order, Reply, Spawn, Worker};
@@ -77,6 +78,7 @@ impl Cast {
     pub fn act(&mut self, step: &Step) -> Result<bool> {
         let tasks: Vec<Id> = self.model.tasks.keys().copied().collect();
         let task = pick(&tasks, step.choice[0]).context("the first worker never ends")?;
+        self.model.next_step();
         let done = match step.kind {
             Kind::Open | Kind::Dup | Kind::Dup2 | Kind::Close | Kind::Take => self.on_descriptors(task, step),
             Kind::Map | Kind::Unmap | Kind::Split | Kind::Remap => self.on_mappings(task, step),
@@ -157,8 +159,9 @@ impl Cast {
         let (path, name) = self.nodes[if which.is_multiple_of(4) { self.nodes.len() - 1 } else { 0 }].clone();
         let cloexec = how.is_multiple_of(2);
         let flags = libc::O_RDWR | if cloexec { libc::O_CLOEXEC } else { 0 };
+        let begun = moment::now();
         let fd = self.worker(task)?.open_with(&path, flags)?;
-        self.model.open(task, fd, &name, cloexec);
+        self.model.open(task, fd, &name, cloexec, (begun, moment::now()));
         Ok(format!("open({name}{}) = {fd}", if cloexec { ", O_CLOEXEC" } else { "" }))
     }
 
@@ -173,7 +176,7 @@ impl Cast {
         let pid = worker.pid;
         let Some((from, file)) = pick(&self.devices_of(other), how) else { return Ok(None) };
         let to = self.worker(task)?.take(pid, from)?;
-        self.model.put(task, to, Entry { object: Object::File(file), cloexec: true });
+        self.model.put(task, to, Entry { object: Object::File(file), cloexec: true, since: 0 });
         Ok(Some(format!("pidfd_getfd({pid}, {from}) = {to}")))
     }
 
@@ -190,7 +193,7 @@ impl Cast {
                 }
                 let pages = if how.is_multiple_of(2) { 1 } else { 3 };
                 let at = self.address(task, &Order::Map(fd, pages * PAGE))?;
-                self.model.map(task, Mapped { at, pages, file, part: false });
+                self.model.map(task, Mapped { at, pages, file, part: false, moved: false, since: 0 });
                 format!("mmap({fd}, {pages} pages) = {at:#x}")
             }
             Kind::Unmap => {
@@ -219,7 +222,8 @@ impl Cast {
                 let order = Order::Remap(mapped.at, mapped.pages * PAGE, pages * PAGE);
                 let at = self.address(task, &order)?;
                 self.model.unmap(task, mapped.at);
-                self.model.map(task, Mapped { at, pages, ..mapped });
+                let moved = mapped.moved || at != mapped.at;
+                self.model.map(task, Mapped { at, pages, moved, ..mapped });
                 format!("mremap({:#x}, {} to {pages} pages) = {at:#x}", mapped.at, mapped.pages)
             }
         };
@@ -274,7 +278,7 @@ impl Cast {
             bail!("received {} descriptors, sent were {}", fds.len(), files.len());
         }
         for (fd, file) in fds.iter().zip(files) {
-            self.model.put(task, *fd, Entry { object: Object::File(file), cloexec: true });
+            self.model.put(task, *fd, Entry { object: Object::File(file), cloexec: true, since: 0 });
         }
         self.note(task, &format!("recvmsg({fd}) = {fds:?}"));
         Ok(true)

@@ -2,16 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::model::{Expected, ExpectedFile, Id};
+use super::model::{Expected, ExpectedFile};
+use super::numbers::Numbers;
 use crate::harness::{Answer, HeldFile, Missing};
 use crate::truth::Counts;
 
-/// Which of the model's files a daemon calls by which number. Its numbers stay, so a file must keep its own.
-pub type Numbers = BTreeMap<Id, u64>;
-
 /// An open file as an answer shows it.
-struct Shown<'a> {
-    file: &'a HeldFile,
+pub(super) struct Shown<'a> {
+    pub(super) file: &'a HeldFile,
     pids: BTreeSet<u32>,
 }
 
@@ -56,7 +54,7 @@ pub fn differences(
         }
     }
     match numbers {
-        Some(numbers) => compare_remembered(expected, &shown, numbers, &mut found),
+        Some(numbers) => numbers.compare(expected, &shown, &mut found),
         None => compare_files(expected.files.values(), shown.values(), &mut found),
     }
     Differences { wrong: found, lingering }
@@ -154,19 +152,19 @@ fn files_of<'a>(answer: &'a Answer, family: &BTreeSet<u32>) -> BTreeMap<u64, Sho
 
 impl Shown<'_> {
     /// What it is in the model's terms, openers left out.
-    fn traits(&self) -> (&str, Option<u64>, &BTreeSet<u32>) {
+    pub(super) fn traits(&self) -> (&str, Option<u64>, &BTreeSet<u32>) {
         (&self.file.device, self.file.references, &self.pids)
     }
 }
 
 impl ExpectedFile {
-    fn traits(&self) -> (&str, Option<u64>, &BTreeSet<u32>) {
+    pub(super) fn traits(&self) -> (&str, Option<u64>, &BTreeSet<u32>) {
         (&self.device, Some(self.references), &self.pids)
     }
 }
 
 /// Numbers mean nothing here: as many of each sort must be there as should.
-fn compare_files<'a>(
+pub(super) fn compare_files<'a>(
     expected: impl Iterator<Item = &'a ExpectedFile>,
     shown: impl Iterator<Item = &'a Shown<'a>>,
     found: &mut Vec<String>,
@@ -180,45 +178,6 @@ fn compare_files<'a>(
             found.push(format!(
                 "open files of {device} with {references} references, held by {pids:?}: {is}, should be {should}"
             ));
-        }
-    }
-}
-
-/// Files that were told apart before must be the same still; the others are told apart as far as they differ.
-fn compare_remembered(
-    expected: &Expected,
-    shown: &BTreeMap<u64, Shown<'_>>,
-    numbers: &mut Numbers,
-    found: &mut Vec<String>,
-) {
-    numbers.retain(|id, _| expected.files.contains_key(id));
-    let mut left: BTreeMap<Id, &ExpectedFile> = expected.files.iter().map(|(id, file)| (*id, file)).collect();
-    let mut unclaimed: BTreeMap<u64, &Shown<'_>> =
-        shown.iter().map(|(number, file)| (*number, file)).collect();
-    for (id, number) in numbers.iter() {
-        let (Some(should), is) = (left.remove(id), unclaimed.remove(number)) else { continue };
-        match is {
-            None => found.push(format!("file #{number} is gone; it should be held: {should:?}")),
-            Some(is) if is.traits() != should.traits() => {
-                found.push(format!("file #{number} is {:?}, should be {:?}", is.traits(), should.traits()));
-            }
-            Some(_) => {}
-        }
-    }
-    compare_files(left.values().copied(), unclaimed.values().copied(), found);
-    for (id, should) in &left {
-        let mut alike = unclaimed.values().filter(|shown| shown.traits() == should.traits());
-        let unique = left.values().filter(|other| other.traits() == should.traits()).count() == 1;
-        if let (Some(is), None, true) = (alike.next(), alike.next(), unique) {
-            numbers.insert(*id, is.file.id);
-        }
-    }
-    for (id, number) in numbers.iter() {
-        let (Some(should), Some(is)) = (expected.files.get(id), shown.get(number)) else { continue };
-        if let (Some(should), Some(is)) = (should.opener, &is.file.opener)
-            && is.pid != should
-        {
-            found.push(format!("file #{number} was opened by {}, should be {should}", is.pid));
         }
     }
 }

@@ -13,6 +13,8 @@
 pub mod cast;
 pub mod compare;
 pub mod model;
+pub mod moment;
+pub mod numbers;
 pub mod question;
 pub mod random;
 pub mod sitting;

@@ -7,7 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::c_int;
 
+use super::moment::Milliseconds;
 use crate::truth::Counts;
+
+const PAGE: usize = 4096;
 
 /// A number of the model's own, never used twice.
 pub type Id = u64;
@@ -28,6 +31,8 @@ pub struct Entry {
     pub object: Object,
     /// Does exec close it?
     pub cloexec: bool,
+    /// Since which step it stands for that.
+    pub since: u64,
 }
 
 /// A mapping of a device.
@@ -41,6 +46,10 @@ pub struct Mapped {
     pub file: Id,
     /// Is it what is left of a larger one?
     pub part: bool,
+    /// Has `mremap(2)` moved it? The kernel makes one mapping of two of that sort that touch, if both are of one file.
+    pub moved: bool,
+    /// Since which step it is there.
+    pub since: u64,
 }
 
 /// A thread.
@@ -59,19 +68,40 @@ pub struct Process {
     pub pid: u32,
     /// Its address space.
     pub memory: Id,
+    /// The process that forked it.
+    pub parent: Option<Id>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Socket {
     peer: Id,
-    queue: VecDeque<Vec<Id>>,
+    /// Messages, each with the step in which it was sent.
+    queue: VecDeque<(u64, Vec<Id>)>,
 }
 
 #[derive(Clone, Debug)]
 struct Opened {
     device: String,
     opener: u32,
-    shared: bool,
+    /// In which step.
+    step: u64,
+    /// Between these moments.
+    between: (Milliseconds, Milliseconds),
+    /// See [`ExpectedFile::likely`]; ever since it was opened.
+    likely: BTreeSet<u32>,
+    /// The last step in which one of them opened something where this came to be.
+    reopened: u64,
+}
+
+/// A device was opened at a descriptor. Remembered for ever: the slot may seem to hold that file later.
+#[derive(Clone, Debug)]
+struct SlotOpened {
+    process: Id,
+    pid: u32,
+    table: Id,
+    fd: c_int,
+    device: String,
+    step: u64,
 }
 
 /// Everything that is.
@@ -85,6 +115,11 @@ pub struct Model {
     memories: BTreeMap<Id, Vec<Mapped>>,
     sockets: BTreeMap<Id, Socket>,
     files: BTreeMap<Id, Opened>,
+    opens: Vec<SlotOpened>,
+    parents: BTreeMap<Id, Id>,
+    step: u64,
+    /// The last step before the last question.
+    asked: u64,
     last: Id,
 }
 
@@ -106,9 +141,22 @@ pub struct ExpectedFile {
     pub references: u64,
     /// Who refers to it in any way.
     pub pids: BTreeSet<u32>,
-    /// Who opened it; nothing if it has ever been in a table shared by processes, any of which may seem to have opened it
-    /// to somebody who sees events and tables.
-    pub opener: Option<u32>,
+    /// Who opened it.
+    pub opener: u32,
+    /// Between which moments.
+    pub opened: (Milliseconds, Milliseconds),
+    /// Who may seem to have opened it to somebody who sees which descriptors were opened and where files are: in the same
+    /// slot of the same table, or of a process or one of its ancestors, somebody had opened the same device.
+    pub likely: BTreeSet<u32>,
+    /// It has a reference that it had at the last question already. If so, it can be known again.
+    pub stays: bool,
+    /// Since the last question, one of `likely` became so: it may seem to be another file at the same address.
+    pub reopened: bool,
+    /// It was opened since the last question.
+    pub fresh: bool,
+    /// Its only reference is the descriptor that it was opened as. If so, and if it is fresh, it can be seen to be new even
+    /// at an address that was in use.
+    pub unmoved: bool,
 }
 
 impl Model {
@@ -122,12 +170,23 @@ impl Model {
         let (table, memory) = (self.id(), self.id());
         self.tables.insert(table, BTreeMap::new());
         self.memories.insert(memory, Vec::new());
-        self.process(pid, table, memory)
+        self.process(pid, table, memory, None)
     }
 
-    fn process(&mut self, pid: u32, table: Id, memory: Id) -> Id {
+    /// What follows is a step of its own.
+    pub fn next_step(&mut self) {
+        self.step += 1;
+    }
+
+    /// A question was asked about all that is so far.
+    pub fn asked(&mut self) {
+        self.asked = self.step;
+    }
+
+    fn process(&mut self, pid: u32, table: Id, memory: Id, parent: Option<Id>) -> Id {
         let (process, task) = (self.id(), self.id());
-        self.processes.insert(process, Process { pid, memory });
+        self.processes.insert(process, Process { pid, memory, parent });
+        self.parents.extend(parent.map(|parent| (process, parent)));
         self.tasks.insert(task, Task { process, table });
         task
     }
@@ -164,21 +223,32 @@ impl Model {
         &self.files[&file].device
     }
 
-    /// A task has opened a device.
-    pub fn open(&mut self, task: Id, fd: c_int, device: &str, cloexec: bool) -> Id {
+    /// A task has opened a device between two moments.
+    pub fn open(
+        &mut self,
+        task: Id,
+        fd: c_int,
+        device: &str,
+        cloexec: bool,
+        between: (Milliseconds, Milliseconds),
+    ) -> Id {
         let file = self.id();
-        let opener = self.pid(task);
-        let table = self.tasks[&task].table;
-        let users = self.tasks.values().filter(|other| other.table == table);
-        let shared = users.map(|user| user.process).collect::<BTreeSet<Id>>().len() > 1;
-        self.files.insert(file, Opened { device: device.to_owned(), opener, shared });
-        self.put(task, fd, Entry { object: Object::File(file), cloexec });
+        let (pid, step, device) = (self.pid(task), self.step, device.to_owned());
+        let Task { process, table } = self.tasks[&task];
+        let (likely, reopened) = (BTreeSet::new(), 0);
+        self.opens.push(SlotOpened { process, pid, table, fd, device: device.clone(), step });
+        self.files.insert(file, Opened { device, opener: pid, step, between, likely, reopened });
+        self.put(task, fd, Entry { object: Object::File(file), cloexec, since: step });
         file
     }
 
     /// A descriptor now stands for this, whatever it stood for before.
     pub fn put(&mut self, task: Id, fd: c_int, entry: Entry) {
-        self.table_mut(task).insert(fd, entry);
+        let since = self.step;
+        self.table_mut(task).insert(fd, Entry { since, ..entry });
+        if let Some(file) = entry.file() {
+            self.note_place(self.tasks[&task].table, fd, file);
+        }
     }
 
     /// A descriptor is closed.
@@ -188,7 +258,22 @@ impl Model {
 
     /// A mapping is made.
     pub fn map(&mut self, task: Id, mapped: Mapped) {
-        self.memory_mut(task).push(mapped);
+        let mut new = Mapped { since: self.step, ..mapped };
+        let end = |mapped: &Mapped| mapped.at + (mapped.pages * PAGE) as u64;
+        self.memory_mut(task).retain(|other| {
+            let touches = end(other) == new.at || end(&new) == other.at;
+            let merges = new.moved && other.moved && other.file == new.file && touches;
+            if merges {
+                new = Mapped {
+                    at: new.at.min(other.at),
+                    pages: new.pages + other.pages,
+                    part: new.part || other.part,
+                    ..new
+                };
+            }
+            !merges
+        });
+        self.memory_mut(task).push(new);
     }
 
     /// The mapping at an address is gone.
@@ -201,7 +286,7 @@ impl Model {
         let (one, other) = (self.id(), self.id());
         for (end, peer, fd) in [(one, other, fds.0), (other, one, fds.1)] {
             self.sockets.insert(end, Socket { peer, queue: VecDeque::new() });
-            self.put(task, fd, Entry { object: Object::Socket(end), cloexec: true });
+            self.put(task, fd, Entry { object: Object::Socket(end), cloexec: true, since: 0 });
         }
     }
 
@@ -222,33 +307,30 @@ impl Model {
 
     /// Files are sent to this end.
     pub fn enqueue(&mut self, end: Id, files: Vec<Id>) {
-        self.sockets.entry(end).or_default().queue.push_back(files);
+        let step = self.step;
+        self.sockets.entry(end).or_default().queue.push_back((step, files));
     }
 
     /// The first message of this end is taken out.
     pub fn dequeue(&mut self, end: Id) -> Vec<Id> {
-        self.sockets.entry(end).or_default().queue.pop_front().unwrap_or_default()
+        self.sockets.entry(end).or_default().queue.pop_front().unwrap_or_default().1
     }
 
     /// A task has forked a process with this PID; returns the child's task.
     pub fn fork(&mut self, task: Id, pid: u32, sharing_table: bool) -> Id {
         let memory = self.id();
-        let mapped = self.memory(task).to_vec();
+        let since = self.step;
+        let mapped = self.memory(task).iter().map(|mapped| Mapped { since, ..*mapped }).collect();
         self.memories.insert(memory, mapped);
-        let table = if sharing_table {
-            let table = self.tasks[&task].table;
-            for file in self.tables[&table].values().filter_map(Entry::file) {
-                self.files.entry(file).and_modify(|opened| opened.shared = true);
-            }
-            table
-        } else {
-            self.copy_of_table(task)
-        };
-        self.process(pid, table, memory)
+        let table = if sharing_table { self.tasks[&task].table } else { self.copy_of_table(task) };
+        let child = self.process(pid, table, memory, Some(self.tasks[&task].process));
+        self.note_places(table);
+        child
     }
 
     fn copy_of_table(&mut self, task: Id) -> Id {
-        let (table, copy) = (self.id(), self.table(task).clone());
+        let (table, mut copy, since) = (self.id(), self.table(task).clone(), self.step);
+        copy.values_mut().for_each(|entry| entry.since = since);
         self.tables.insert(table, copy);
         table
     }
@@ -266,6 +348,7 @@ impl Model {
         if let Some(task) = self.tasks.get_mut(&task) {
             task.table = copy;
         }
+        self.note_places(copy);
         self.sweep();
     }
 
@@ -279,8 +362,8 @@ impl Model {
         let others: Vec<Id> = self.tasks_of(process).into_iter().filter(|other| *other != task).collect();
         self.tasks.retain(|task, _| !others.contains(task));
         self.tasks.insert(task, Task { process, table });
-        let pid = self.processes[&process].pid;
-        self.processes.insert(process, Process { pid, memory });
+        self.note_places(table);
+        self.processes.entry(process).and_modify(|known| known.memory = memory);
         self.sweep();
         others
     }
@@ -320,7 +403,9 @@ impl Model {
         self.sockets.retain(|end, _| ends.contains(end));
         let mut files: BTreeSet<Id> = self.memories.values().flatten().map(|mapped| mapped.file).collect();
         files.extend(self.tables.values().flat_map(BTreeMap::values).filter_map(Entry::file));
-        files.extend(self.sockets.values().flat_map(|socket| socket.queue.iter().flatten()));
+        files.extend(
+            self.sockets.values().flat_map(|socket| socket.queue.iter().flat_map(|(_, files)| files)),
+        );
         self.files.retain(|file, _| files.contains(file));
     }
 
@@ -330,11 +415,27 @@ impl Model {
         self.sweep();
         let mut expected = Expected::default();
         for (file, opened) in &self.files {
-            let (device, opener) = (opened.device.clone(), (!opened.shared).then_some(opened.opener));
-            expected.files.insert(*file, ExpectedFile { device, opener, ..ExpectedFile::default() });
+            let Opened { device, opener, step, between, likely, reopened } = opened.clone();
+            let (reopened, fresh) = (reopened > self.asked, step > self.asked);
+            let file_expected = ExpectedFile {
+                device,
+                opener,
+                opened: between,
+                likely,
+                reopened,
+                fresh,
+                ..ExpectedFile::default()
+            };
+            expected.files.insert(*file, file_expected);
         }
-        for file in self.references() {
-            expected.files.entry(file).or_default().references += 1;
+        for (file, since) in self.references() {
+            let known = expected.files.entry(file).or_default();
+            known.references += 1;
+            known.stays |= since <= self.asked;
+        }
+        for (file, opened) in &self.files {
+            let known = expected.files.entry(*file).or_default();
+            known.unmoved = known.references == 1 && self.references().any(|one| one == (*file, opened.step));
         }
         for (id, process) in &self.processes {
             self.expect_of(*id, process, &mut expected);
@@ -342,13 +443,35 @@ impl Model {
         expected
     }
 
-    /// Every reference, as the file that it refers to.
-    fn references(&self) -> impl Iterator<Item = Id> {
-        let by_fd = self.tables.values().flat_map(BTreeMap::values).filter_map(Entry::file);
-        let by_mapping = self.memories.values().flatten().map(|mapped| mapped.file);
-        by_fd
-            .chain(by_mapping)
-            .chain(self.sockets.values().flat_map(|socket| socket.queue.iter().flatten().copied()))
+    /// A file has come to a slot: whoever has opened the same device there, in this table or in one that this comes from.
+    fn note_place(&mut self, table: Id, fd: c_int, file: Id) {
+        let Some(known) = self.files.get_mut(&file) else { return };
+        let users = self.tasks.values().filter(|task| task.table == table).map(|task| task.process);
+        let lineage: BTreeSet<Id> = users
+            .flat_map(|process| std::iter::successors(Some(process), |one| self.parents.get(one).copied()))
+            .collect();
+        for open in self.opens.iter().filter(|open| open.fd == fd && open.device == known.device) {
+            if open.table == table || lineage.contains(&open.process) {
+                known.likely.insert(open.pid);
+                known.reopened = known.reopened.max(open.step);
+            }
+        }
+    }
+
+    fn note_places(&mut self, table: Id) {
+        let entries = self.tables.get(&table).into_iter().flatten();
+        let places: Vec<(c_int, Id)> = entries.filter_map(|(fd, entry)| Some((*fd, entry.file()?))).collect();
+        places.into_iter().for_each(|(fd, file)| self.note_place(table, fd, file));
+    }
+
+    /// Every reference: the file that it refers to, and since which step.
+    fn references(&self) -> impl Iterator<Item = (Id, u64)> {
+        let by_fd = self.tables.values().flat_map(BTreeMap::values);
+        let by_fd = by_fd.filter_map(|entry| Some((entry.file()?, entry.since)));
+        let by_mapping = self.memories.values().flatten().map(|mapped| (mapped.file, mapped.since));
+        let messages = self.sockets.values().flat_map(|socket| &socket.queue);
+        let in_flight = messages.flat_map(|(since, files)| files.iter().map(move |file| (*file, *since)));
+        by_fd.chain(by_mapping).chain(in_flight)
     }
 
     fn expect_of(&self, id: Id, process: &Process, expected: &mut Expected) {
@@ -359,20 +482,18 @@ impl Model {
             files.insert(file);
         };
         let tables: BTreeSet<Id> = self.tasks_of(id).iter().map(|task| self.tasks[task].table).collect();
-        // A message counts once per table that has its receiving end, however many descriptors that has in the table.
+        // A message counts once per process that has its receiving end, in however many tables and descriptors.
         let mut ends = BTreeSet::new();
-        for (table, entry) in
-            tables.iter().flat_map(|table| self.tables[table].values().map(move |entry| (table, entry)))
-        {
+        for entry in tables.iter().flat_map(|table| self.tables[table].values()) {
             match entry.object {
                 Object::File(file) => count(file, |counts| &mut counts.fds),
-                Object::Socket(end) => drop(ends.insert((table, end))),
+                Object::Socket(end) => drop(ends.insert(end)),
             }
         }
         for mapped in &self.memories[&process.memory] {
             count(mapped.file, |counts| &mut counts.maps);
         }
-        for file in ends.iter().flat_map(|(_, end)| self.sockets[end].queue.iter().flatten()) {
+        for file in ends.iter().flat_map(|end| self.sockets[end].queue.iter().flat_map(|(_, files)| files)) {
             count(*file, |counts| &mut counts.in_flight);
         }
         for (device, (counts, files)) in devices {
@@ -401,8 +522,8 @@ mod tests {
     fn a_file_lives_as_long_as_a_descriptor_a_mapping_or_a_message_refers_to_it() {
         let mut model = Model::default();
         let task = model.start(10);
-        let file = model.open(task, 3, "nvidia0", true);
-        model.map(task, Mapped { at: 4096, pages: 1, file, part: false });
+        let file = model.open(task, 3, "nvidia0", true, (0, 0));
+        model.map(task, Mapped { at: 4096, pages: 1, file, part: false, moved: false, since: 0 });
         model.socket_pair(task, (4, 5));
         let Object::Socket(end) = model.table(task)[&5].object else { panic!("a socket") };
         model.enqueue(end, vec![file]);
@@ -420,7 +541,7 @@ mod tests {
     fn a_table_shared_by_two_processes_is_one_reference_and_two_holders() {
         let mut model = Model::default();
         let task = model.start(10);
-        let file = model.open(task, 3, "nvidia0", false);
+        let file = model.open(task, 3, "nvidia0", false, (0, 0));
         let child = model.fork(task, 11, true);
         let expected = model.expected();
         assert_eq!((expected.files[&file].references, expected.holders.len()), (1, 2));
@@ -436,8 +557,8 @@ mod tests {
     fn exec_ends_the_other_threads_and_closes_what_it_must() {
         let mut model = Model::default();
         let leader = model.start(10);
-        model.open(leader, 3, "nvidia0", true);
-        let kept = model.open(leader, 4, "nvidia0", false);
+        model.open(leader, 3, "nvidia0", true, (0, 0));
+        let kept = model.open(leader, 4, "nvidia0", false, (0, 0));
         let thread = model.thread(leader);
         assert_eq!(model.exec(thread), [leader]);
         assert_eq!(model.expected().files.keys().copied().collect::<Vec<_>>(), [kept]);

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::compare::{self, Differences, Numbers};
+use super::compare::{self, Differences};
 use super::model::Expected;
+use super::numbers::Numbers;
 use crate::harness::{Answer, Daemon, Device, Tracer};
 
 /// Whom to ask.
@@ -49,9 +50,15 @@ impl Questioner {
         Self {
             tracer: Tracer::new(device),
             daemon: daemon.then(|| Daemon::start(device)),
-            numbers: Numbers::new(),
+            numbers: Numbers::default(),
             late: (0, Duration::ZERO),
         }
+    }
+
+    /// How often the daemon named an opener as exact, named one as likely, and named none.
+    #[must_use]
+    pub fn openers(&self) -> (u64, u64, u64) {
+        self.numbers.openers
     }
 
     /// How the daemon says it is doing.
@@ -66,6 +73,7 @@ impl Questioner {
     /// until it says so, notes how long that took, and calls it wrong only after [`PATIENCE`].
     pub fn ask(&mut self, whom: Whom, expected: &Expected, family: &BTreeSet<u32>) -> Option<Wrong> {
         let begun = Instant::now();
+        self.numbers.next_question();
         let (answer, mut differences) = self.ask_once(whom, expected, family);
         if differences.wrong.is_empty() && !differences.lingering.is_empty() {
             while differences.wrong.is_empty()

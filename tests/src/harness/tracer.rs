@@ -101,6 +101,8 @@ pub struct HeldFile {
     pub since: Option<String>,
     /// When it was opened, where that was seen.
     pub opened_at: Option<String>,
+    /// Is that certain, and by whom?
+    pub opened_exact: bool,
     /// By whom, where that was seen.
     pub opener: Option<Opener>,
 }

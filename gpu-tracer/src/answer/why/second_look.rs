@@ -152,7 +152,7 @@ fn mount_of(mountinfo: &[u8], path: &[u8]) -> Option<Obstacle> {
     let fuse = file_system.starts_with("fuse") || file_system == "virtiofs";
     Some(Obstacle {
         path: None,
-        mount: Some(RawText(point)),
+        mount: Some(RawText::from(point)),
         fuse_connection: minor.filter(|_| fuse),
         file_system,
     })
@@ -210,7 +210,7 @@ fn waiting_connection() -> Option<Obstacle> {
         .filter_map(parse_mount)
         .find(|(_, file_system, minor)| *minor == Some(connection) && file_system.starts_with("fuse"));
     let (mount, file_system) = match mounted {
-        Some((point, file_system, _)) => (Some(RawText(point)), file_system),
+        Some((point, file_system, _)) => (Some(RawText::from(point)), file_system),
         None => (None, "fuse".to_owned()),
     };
     Some(Obstacle { path: None, mount, file_system, fuse_connection: Some(connection) })

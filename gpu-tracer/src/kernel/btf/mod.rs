@@ -148,6 +148,12 @@ impl Btf {
         Self::parse_split(read_bounded(path.as_ref())?, base)
     }
 
+    /// The blob itself, without its base.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.table.bytes()
+    }
+
     /// Indexes a whole blob.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, BtfError> {
         Table::parse(bytes, None).map(|table| Self { table: Arc::new(table) })

@@ -244,6 +244,10 @@ impl Table {
         self.first_string.checked_add(self.strings.1 - self.strings.0)
     }
 
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     pub(super) fn base(&self) -> Option<&Self> {
         self.base.as_deref()
     }

@@ -97,8 +97,10 @@ fn small_event() -> impl Strategy<Value = Event> {
     let file = (1..9u64).prop_map(FileKey);
     let held = (file.clone(), device.clone(), 0..4u32, 0..3u64)
         .prop_map(|(file, device, fd, identity)| HeldAtExit { file, device, fd, identity });
-    let touched = (id.clone(), device.clone(), name()).prop_map(|(task, device, comm)| {
-        EventKind::DeviceTouched { task, device, access: Access::default(), comm }
+    let slot = prop::option::of((1..5u64, 0..4u32))
+        .prop_map(|slot| slot.map(|(table, fd)| Slot { table: TableKey(table), fd }));
+    let touched = (id.clone(), device.clone(), slot, name()).prop_map(|(task, device, slot, comm)| {
+        EventKind::DeviceTouched { task, device, access: Access::default(), slot, comm }
     });
     let exiting = (id.clone(), any::<bool>(), any::<i32>(), prop::option::of(1..5u64), vec(held, 0..4))
         .prop_map(|(task, group_dead, code, table, held)| {

@@ -238,6 +238,27 @@ fn who_killed_a_holder_is_remembered_and_timed() {
 }
 
 #[test]
+fn that_a_holder_was_reaped_is_told_once_whether_an_event_says_so_or_a_look_shows_it() {
+    let exited = (Some(10), &ChangeKind::Exited);
+    let freed = || event(400_000, EventKind::Freed { task: leader(10) });
+    for told in [true, false] {
+        let mut ledger = ledger_with_one_holder();
+        ledger.apply(&exiting(200_000, 10, 9, &[(1, 3)]));
+        // A zombie for many looks, that holds nothing.
+        for taken_ns in [250_000, 300_000, 350_000] {
+            let drift = ledger.reconcile(&world(taken_ns, vec![zombie(10)], vec![], vec![]));
+            assert!(!said(&drift.changes).contains(&exited), "{:?}", drift.changes);
+        }
+        if told {
+            assert_eq!(said(&ledger.apply(&freed())), [exited]);
+        }
+        let drift = ledger.reconcile(&world(450_000, vec![], vec![], vec![]));
+        assert_eq!(said(&drift.changes).contains(&exited), !told, "{:?}", drift.changes);
+        assert_eq!(ledger.apply(&freed()), [], "told already");
+    }
+}
+
+#[test]
 fn memory_running_out_explains_the_kernels_own_kill() {
     let mut ledger = ledger_with_one_holder();
     let sender = Sender { task: leader(10), comm: "python3".into(), uid: 0 };

@@ -2,13 +2,14 @@
 
 mod converging;
 mod history;
+mod openers;
 mod resolving;
 mod speed;
 mod states;
 
 use crate::ledger::{Ledger, View};
 use crate::model::change::{Change, ChangeKind};
-use crate::model::event::{Access, Event, EventKind, Exit, HeldAtExit, Sender, TaskId};
+use crate::model::event::{Access, Event, EventKind, Exit, HeldAtExit, Sender, Slot, TaskId};
 use crate::model::snapshot::Source;
 use crate::model::{
     DeviceNumber, FileKey, Missing, MmKey, OpenFile, ProcessId, RawText, Reference, Snapshot, TableKey, Task,
@@ -87,7 +88,17 @@ fn event(at_ns: u64, kind: EventKind) -> Event {
 
 fn touched(at_ns: u64, tgid: u32, device: DeviceNumber) -> Event {
     let access = Access { read: true, write: true };
-    event(at_ns, EventKind::DeviceTouched { task: leader(tgid), device, access, comm: "python3".into() })
+    event(
+        at_ns,
+        EventKind::DeviceTouched { task: leader(tgid), device, access, slot: None, comm: "python3".into() },
+    )
+}
+
+/// Asks for a device with this descriptor reserved.
+fn opens(at_ns: u64, tgid: u32, device: DeviceNumber, fd: u32) -> Event {
+    let (access, table) = (Access { read: true, write: true }, TableKey(u64::from(tgid)));
+    let (task, slot, comm) = (leader(tgid), Some(Slot { table, fd }), "python3".into());
+    event(at_ns, EventKind::DeviceTouched { task, device, access, slot, comm })
 }
 
 fn opened(at_ns: u64, tgid: u32, file: u64, device: DeviceNumber) -> Event {

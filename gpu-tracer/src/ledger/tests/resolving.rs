@@ -99,6 +99,15 @@ fn a_descriptor_in_flight_belongs_to_everybody_who_has_the_receiving_socket() {
 }
 
 #[test]
+fn a_descriptor_in_flight_belongs_once_to_a_process_that_has_the_socket_in_two_tables() {
+    let mut thread = task(10, 12);
+    thread.table = Some(TableKey(99));
+    let references = vec![in_flight(1, 50), fd(50, 10, 7), fd(50, 99, 7), fd(1, 10, 3), fd(1, 99, 3)];
+    let view = view_of(&world(1, vec![task(10, 10), thread], vec![device(1, CTL, 3)], references));
+    assert_eq!(summary(&view), [(10, 10, 1, 0, 1, 0), (10, 12, 1, 0, 0, 0)]);
+}
+
+#[test]
 fn sockets_in_each_others_queues_lead_to_the_owner_of_either() {
     let references =
         vec![in_flight(1, 50), in_flight(50, 51), in_flight(51, 50), in_flight(51, 52), fd(52, 10, 4)];

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use gpu_tracer_common::events::{
-    EventHead, ExitHold, ExitRecord, ForkRecord, SignalRecord, TaskRef, TouchKey, TouchRecord, WINDOW_NS,
-    access_bits, exit_bits,
+    EventHead, ExitHold, ExitRecord, ForkRecord, NO_FD, SignalRecord, TaskRef, TouchKey, TouchRecord,
+    WINDOW_NS, access_bits, exit_bits,
 };
 
 use super::decode::Record;
 use crate::model::{
     DeviceNumber, DeviceTable, FileKey, ProcessId, RawText, TableKey,
-    event::{Access, Event, EventKind, Exit, HeldAtExit, Sender, TaskId},
+    event::{Access, Event, EventKind, Exit, HeldAtExit, Sender, Slot, TaskId},
 };
 
 /// Unfinished exits that are kept; there are never more than tasks exiting at the same time.
@@ -108,7 +108,9 @@ impl Translator {
             let comm = comm.clone();
             self.doubts.insert(key, Doubt { due_ns, hits: record.hits, touched, tid, access, comm });
         }
-        Some(EventKind::DeviceTouched { task, device, access, comm })
+        let slot = (record.table != 0 && record.fd != NO_FD)
+            .then_some(Slot { table: TableKey(record.table), fd: record.fd });
+        Some(EventKind::DeviceTouched { task, device, access, slot, comm })
     }
 
     fn remember(&mut self, touched: Touched) {
@@ -153,6 +155,7 @@ impl Translator {
                     task: TaskId { process, tid: doubt.tid },
                     device: doubt.touched.device,
                     access: doubt.access,
+                    slot: None,
                     comm: doubt.comm,
                 },
             });

@@ -3,7 +3,7 @@
 use rustix::thread::CapabilitySet;
 
 use super::Site;
-use crate::model::Missing;
+use crate::model::{Missing, counted};
 use crate::process::{ProcDir, namespaces};
 
 /// Inode number of the initial user namespace (`PROC_USER_INIT_INO` of `include/linux/proc_ns.h`).
@@ -183,7 +183,10 @@ fn of_the_walk(gap: &Gap, count: u64, who: &str) -> Option<(&'static str, String
         ),
         Gap::NotVisited(_) => (
             "time-limit",
-            format!("{count} processes were not looked at for lack of time; try again when the host is less busy"),
+            format!(
+                "{} not looked at for lack of time; try again when the host is less busy",
+                counted(count, "process was", "processes were")
+            ),
         ),
         Gap::NotCompared => (
             "comparison",
@@ -203,7 +206,10 @@ fn of_mappings(gap: &Gap, count: u64, who: &str) -> Option<(&'static str, String
         ),
         Gap::MapsUnreadable => format!("the address space of {who} may not be read; run as root"),
         Gap::MapsUnidentified(_) => {
-            format!("{count} mapped files of {who} could not be identified by name; run as root")
+            format!(
+                "{} of {who} could not be identified by name; run as root",
+                counted(count, "mapped file", "mapped files")
+            )
         }
         _ => return None,
     };
@@ -218,8 +224,9 @@ fn of_rings(gap: &Gap, count: u64, who: &str) -> Option<(&'static str, String)> 
             format!("the registered files of an io_uring of {who} could not all be read; run as root")
         }
         Gap::RingUnidentified(_) => format!(
-            "{count} files registered in io_urings of {who} could not be identified by name; use a kernel with BPF \
-             iterators, as root"
+            "{} registered in io_urings of {who} could not be identified by name; use a kernel with BPF iterators, as \
+             root",
+            counted(count, "file", "files")
         ),
         Gap::RingUnlisted => format!(
             "{who} maps an io_uring without a descriptor, whose registered files are not in /proc; use a kernel with \
@@ -243,8 +250,8 @@ fn of_handles(gap: &Gap, count: u64, who: &str) -> (&'static str, String) {
         Gap::Queued(_) => (
             "in-flight",
             format!(
-                "{count} descriptors are queued in sockets of {who}, and /proc does not say of what; use a kernel with \
-                 BPF iterators, as root"
+                "{} queued in sockets of {who}, and /proc does not say of what; use a kernel with BPF iterators, as root",
+                counted(count, "descriptor is", "descriptors are")
             ),
         ),
         Gap::QueuesHidden => (

@@ -65,7 +65,7 @@ fn parse(text: &[u8]) -> Option<Vec<(u32, RawText)>> {
         let Some(slot) = slot else { break };
         let name = line[colon + 1..].strip_prefix(b" ").unwrap_or_default();
         if !name.is_empty() && name != b"<none>" {
-            files.push((slot, RawText(unescape(name))));
+            files.push((slot, RawText::from(unescape(name))));
         }
     }
     Some(files)

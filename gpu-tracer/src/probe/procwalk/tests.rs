@@ -252,7 +252,7 @@ fn no_name_loses_a_holder() {
     }
     let snapshot = proc.walk();
     let mut found: Vec<RawText> = snapshot.tasks.iter().map(|task| task.comm.clone()).collect();
-    let mut expected: Vec<RawText> = names.iter().map(|name| RawText(name.to_vec())).collect();
+    let mut expected: Vec<RawText> = names.iter().map(|name| RawText::from(name.to_vec())).collect();
     found.sort();
     expected.sort();
     assert_eq!(found, expected);

@@ -238,7 +238,7 @@ fn list_table(
             // Closed meanwhile, or a link that is a description only.
             Err(Errno::NOENT) => match directory.link(DecInt::new(fd)) {
                 Ok(text) if text.0.starts_with(b"socket:[") => sockets.push((bracketed(&text.0), fd)),
-                Ok(text) if text.0 == ring::RING => anonymous.push((fd, 0)),
+                Ok(text) if *text.0 == *ring::RING => anonymous.push((fd, 0)),
                 _ => {}
             },
             Err(Errno::ACCESS | Errno::PERM) => note(gaps, Gap::Denied),
@@ -251,7 +251,7 @@ fn list_table(
     look_into_sockets(&thread.task, sockets, beat, gaps);
     for (fd, inode) in anonymous {
         beat.tick();
-        if directory.link(DecInt::new(fd)).is_ok_and(|text| text.0 == ring::RING) {
+        if directory.link(DecInt::new(fd)).is_ok_and(|text| *text.0 == *ring::RING) {
             let files = registered_devices(site, &thread.task, fd, gaps);
             table.rings.push(Ring { fd, inode, files });
         }

@@ -49,7 +49,7 @@ pub fn most_telling(file: &[u8]) -> Option<(RawText, Placement)> {
         Some(((placement.weight(), path != b"/", preference(controllers)), path, placement))
     });
     let (_, path, placement) = lines.max_by_key(|(rank, ..)| *rank)?;
-    Some((RawText(path.to_vec()), placement))
+    Some((RawText::from(path.to_vec()), placement))
 }
 
 fn preference(controllers: &[u8]) -> u8 {
@@ -73,7 +73,7 @@ pub fn classify(path: &[u8]) -> Placement {
         let above = &components[..depth];
         let outside = placement.container.is_none();
         if outside && is_unit(component) {
-            placement.unit = Some(RawText(component.to_vec()));
+            placement.unit = Some(RawText::from(component.to_vec()));
         }
         if let Some(pod) = pod_uid(component, above) {
             placement.pod = Some(pod);
@@ -215,7 +215,7 @@ fn slurm_job(components: &[&[u8]]) -> Option<RawText> {
         job.push(b'.');
         job.extend_from_slice(step);
     }
-    Some(RawText(job))
+    Some(RawText::from(job))
 }
 
 /// Is it a unit that processes live in? Slices only group units.
@@ -240,7 +240,7 @@ fn is_hex(text: &[u8]) -> bool {
 }
 
 fn labelled(label: &str, name: &[u8]) -> RawText {
-    RawText([label.as_bytes(), b":", name].concat())
+    RawText::from([label.as_bytes(), b":", name].concat())
 }
 
 /// Undoes systemd's `\xNN`.

@@ -246,10 +246,10 @@ fn the_hierarchy_that_tells_most_is_taken_whole() {
 #[test]
 fn names_stay_the_bytes_they_were() {
     let hostile = b"/lxc/\x1b[31m\xff\n/ns";
-    assert_eq!(classify(hostile).container, Some(RawText(b"lxc:\x1b[31m\xff\n".to_vec())));
+    assert_eq!(classify(hostile).container, Some(RawText::from(b"lxc:\x1b[31m\xff\n".to_vec())));
     assert_eq!(
         classify(b"/machine.slice/machine-a\\x1b\\xzz\\x.scope").container,
-        Some(RawText(b"nspawn:a\x1b\\xzz\\x".to_vec()))
+        Some(RawText::from(b"nspawn:a\x1b\\xzz\\x".to_vec()))
     );
 }
 

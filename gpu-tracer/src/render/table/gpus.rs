@@ -4,7 +4,8 @@ use super::super::View;
 use super::super::columns::{Cell, Column, Place, Row, Tone, lay_out};
 use super::super::ranges::ranges;
 use super::super::text::escape_str;
-use super::{Summary, count, is_stuck};
+use super::{Summary, is_stuck};
+use crate::model::counted;
 use crate::model::report::GpuReport;
 
 const COLUMNS: [Column; 6] = [
@@ -84,7 +85,7 @@ fn held_by(summary: &Summary<'_>, index: u32) -> Cell {
     let orphans = summary.orphans.iter().filter(|file| file.gpu == Some(index)).count();
     let mut parts = Vec::new();
     if processes > 0 {
-        parts.push(count(processes, "process", "processes"));
+        parts.push(counted(processes, "process", "processes"));
     }
     match stuck {
         0 => {}
@@ -94,7 +95,7 @@ fn held_by(summary: &Summary<'_>, index: u32) -> Cell {
         some => parts.push(format!("{some} of them stuck")),
     }
     if orphans > 0 {
-        parts.push(format!("{} of no process", count(orphans, "open file", "open files")));
+        parts.push(format!("{} of no process", counted(orphans, "open file", "open files")));
     }
     let (text, tone) = match () {
         () if !parts.is_empty() => {

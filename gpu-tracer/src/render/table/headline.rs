@@ -6,7 +6,8 @@ use super::super::View;
 use super::super::columns::Tone;
 use super::super::ranges::{name_ranges, ranges};
 use super::super::text::escape_str;
-use super::{Summary, count, is_dying, is_stuck, paragraph};
+use super::{Summary, is_dying, is_stuck, paragraph};
+use crate::model::counted;
 
 /// More than an idle driver takes for itself on any GPU. What is below is no news; what is above, without a holder, is.
 const NOTEWORTHY_MIB: u64 = 1024;
@@ -61,7 +62,7 @@ fn held_directly(summary: &Summary<'_>) -> Option<String> {
     let gpus: Vec<u32> = summary.by_gpu.keys().copied().collect();
     let verb = if gpus.len() == 1 { "is" } else { "are" };
     let state = condition(summary, holders, processes);
-    let who = count(processes, "process", "processes");
+    let who = counted(processes, "process", "processes");
     (processes > 0).then(|| format!("{} {verb} held by {who}{state}.", gpu_list(&gpus)))
 }
 
@@ -86,12 +87,12 @@ fn held_shared(summary: &Summary<'_>) -> Option<String> {
         _ if summary.report.gpus.is_empty() => Some(format!(
             "{} {verb} held by {}{state}.",
             listed(&names),
-            count(processes, "process", "processes")
+            counted(processes, "process", "processes")
         )),
         _ => Some(format!(
             "No GPU's own device is held, but {} {verb}, by {}{state}, and can keep memory of any GPU in use.",
             listed(&names),
-            count(processes, "process", "processes")
+            counted(processes, "process", "processes")
         )),
     }
 }
@@ -134,7 +135,7 @@ fn held_by_nobody(summary: &Summary<'_>) -> String {
     } else {
         "still open, held by nothing that can be named (see below)"
     };
-    let files = count(files.len(), "open file is", "open files are");
+    let files = counted(files.len(), "open file is", "open files are");
     format!("{subject} {verb} not free: no process holds it, but {files} {rest}.")
 }
 

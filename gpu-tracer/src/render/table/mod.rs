@@ -101,11 +101,6 @@ fn is_dying(holder: &Holder) -> bool {
     !is_stuck(holder) && (holder.exiting || holder.sigkill_pending || said("exiting") || said("releasing"))
 }
 
-/// `1 process`, `2 processes`
-fn count(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
-}
-
 /// Running text in lines that fit, in one tone.
 fn paragraph(text: &str, indent: usize, tone: Tone, view: &View<'_>) -> String {
     let lines = match view.width {

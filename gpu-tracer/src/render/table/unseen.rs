@@ -6,7 +6,8 @@ use super::super::View;
 use super::super::columns::Tone;
 use super::super::ranges::ranges;
 use super::super::text::escape_str;
-use super::{Summary, count, paragraph};
+use super::{Summary, paragraph};
+use crate::model::counted;
 use crate::model::report::FileReport;
 
 /// Open files that no holder refers to.
@@ -23,7 +24,7 @@ pub(super) fn orphans(summary: &Summary<'_>, view: &View<'_>) -> String {
         let mut text = format!(
             "{}: {}, {}",
             escape_str(device),
-            count(files.len(), "open file", "open files"),
+            counted(files.len(), "open file", "open files"),
             escape_str(state)
         );
         let openers: Vec<String> = files
@@ -76,9 +77,10 @@ fn unexplained(summary: &Summary<'_>) -> Vec<String> {
         let all = files.iter().try_fold(0_u64, |sum, file| Some(sum.saturating_add(file.references?)));
         let of = all.map_or_else(String::new, |all| format!(" of {all}"));
         let which = ranges(files.iter().map(|file| file.id));
+        let belong = if left == 1 { "belongs" } else { "belong" };
         let noun = if files.len() == 1 { "open file" } else { "open files" };
         format!(
-            "references: {left}{of} to {} ({noun} {which}) belong to nobody that could be named: the kernel itself, a task half-way \
+            "references: {left}{of} to {} ({noun} {which}) {belong} to nobody that could be named: the kernel itself, a task half-way \
              through its exit, or a queue that cannot be walked. Ask again in a second: what stays is real.",
             escape_str(device)
         )

@@ -69,7 +69,7 @@ pub(crate) fn first_deceptive(text: &str) -> Option<char> {
 }
 
 fn raw() -> impl Strategy<Value = RawText> {
-    hostile_bytes().prop_map(RawText)
+    hostile_bytes().prop_map(RawText::from)
 }
 
 fn text() -> impl Strategy<Value = String> {
@@ -153,6 +153,7 @@ fn file() -> impl Strategy<Value = FileReport> {
             unexplained,
             driver_pins: 0,
             opened_at: None,
+            opened_exact: false,
             opener,
         })
 }

@@ -110,6 +110,7 @@ pub(super) fn children(renamed: bool) -> Report {
             unexplained: 0,
             driver_pins: 0,
             opened_at: None,
+            opened_exact: false,
             opener: Some(Opener {
                 pid: 480,
                 start_ns: 7,
@@ -209,6 +210,7 @@ pub(super) fn in_flight() -> Report {
         unexplained: 0,
         driver_pins: 0,
         opened_at: None,
+        opened_exact: false,
         opener: None,
     }];
     report.holders = vec![Holder {
@@ -239,9 +241,9 @@ pub(super) fn hostile() -> Report {
         .iter()
         .zip(600..)
         .map(|((comm, cmdline, exe), pid)| Holder {
-            comm: crate::model::RawText(comm.to_vec()),
-            cmdline: crate::model::RawText(cmdline.to_vec()),
-            exe: Some(crate::model::RawText(exe.to_vec())),
+            comm: crate::model::RawText::from(comm.to_vec()),
+            cmdline: crate::model::RawText::from(cmdline.to_vec()),
+            exe: Some(crate::model::RawText::from(exe.to_vec())),
             unit: Some("=cmd(),\u{2028}.service".into()),
             memory: Vec::new(),
             ..python(pid)
@@ -265,6 +267,7 @@ pub(super) fn mixed() -> Report {
         unexplained,
         driver_pins: 0,
         opened_at: None,
+        opened_exact: false,
         opener: None,
     };
     report.files = vec![

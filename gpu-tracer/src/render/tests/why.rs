@@ -84,6 +84,18 @@ fn an_unknown_answer_says_why() {
 }
 
 #[test]
+fn a_name_that_is_no_text_looks_the_same_in_sentences_as_in_the_table() {
+    let one = Holder {
+        comm: crate::model::RawText::from(b"caf\xe9\\xe9".to_vec()),
+        cmdline: "".into(),
+        ..holder(7, 0)
+    };
+    let text = printed(&Input::of(Report { holders: vec![one], ..report(1) }));
+    assert_eq!(text.matches("caf\\xe9\\\\xe9").count(), text.matches("caf").count(), "{text}");
+    assert!(text.matches("caf").count() > 1, "{text}");
+}
+
+#[test]
 fn rows_are_one_per_gpu() {
     let input = with_memory(Report { holders: vec![stuck_thread(1)], ..report(2) }, &[1, 93_699]);
     let mut out = Vec::new();

@@ -52,7 +52,14 @@ fn opening_a_device_is_told_with_who_and_how() {
     let [task] = touches_by(&events, pid)[..] else { panic!("{events:#?}") };
     assert_eq!((task.tid, task.is_leader()), (pid, true));
     let touch = events.iter().find(|event| !touches_by(std::slice::from_ref(event), pid).is_empty());
-    let EventKind::DeviceTouched { access, comm, .. } = &touch.expect("a touch").kind else { unreachable!() };
+    let EventKind::DeviceTouched { access, slot, comm, .. } = &touch.expect("a touch").kind else {
+        unreachable!()
+    };
+    // The shell opens it at the lowest free descriptor, and moves it to 9 afterwards.
+    let slot = slot.expect("the descriptor that was reserved for it");
+    let lower = |fd| shell.run(&format!("test -e /proc/$$/fd/{fd} && echo used || echo free"));
+    let used: Vec<bool> = (0..=slot.fd).map(lower).map(|answer| answer.trim() == "used").collect();
+    assert_eq!(used.iter().position(|used| !used), Some(slot.fd as usize), "{slot:?} {used:?}");
     assert_eq!((access.read, access.write, &comm.0[..]), (true, false, &b"sh"[..]));
     assert!(source.tracked().contains(&task.process), "{:?}", source.tracked());
     let touched = source.take_touched();
@@ -116,7 +123,7 @@ fn the_life_of_a_toucher_and_its_children_is_told() {
     assert_eq!(task, forked);
     let takes_the_name_of_the_program = |event: &Event| {
         matches!(&event.kind, EventKind::Renamed { task, old, new }
-            if *task == forked && old.0 == b"sh" && *new == comm)
+            if *task == forked && *old.0 == *b"sh" && *new == comm)
     };
     assert!(events.iter().any(takes_the_name_of_the_program), "{events:#?}");
     let EventKind::Signalled { sender, target, signal, code } =

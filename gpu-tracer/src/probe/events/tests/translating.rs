@@ -7,7 +7,7 @@ use super::{GPU0, NOT_OURS, SAME_TASK, TASK, devices, exit, one_of_each, touch};
 use crate::{
     model::{
         FileKey, ProcessId, RawText, TableKey,
-        event::{Access, Event, EventKind, Exit, HeldAtExit, Sender, TaskId},
+        event::{Access, Event, EventKind, Exit, HeldAtExit, Sender, Slot, TaskId},
     },
     probe::events::{
         decode::Record,
@@ -41,6 +41,7 @@ fn each_record_says_what_it_says() {
             task,
             device: GPU0,
             access: Access { read: true, write: true },
+            slot: Some(Slot { table: TableKey(0xf00), fd: 7 }),
             comm: comm(),
         },
         EventKind::Forked { parent: task, child, comm: comm() },
@@ -127,6 +128,7 @@ fn touches_that_were_only_counted_are_told_once_more_when_the_window_ends() {
         task: SAME_TASK,
         device: GPU0,
         access: Access { read: true, write: false },
+        slot: None,
         comm: "python3".into(),
     };
     assert_eq!(events, [Event { at_ns: due, kind }]);

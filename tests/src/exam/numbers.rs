@@ -1,0 +1,155 @@
+//! Which open file a daemon calls by which number. Its numbers stay: a file must keep its own, and no other may get it.
+
+use std::collections::BTreeMap;
+
+use super::compare::{Shown, compare_files};
+use super::model::{Expected, ExpectedFile, Id};
+use super::moment;
+
+/// What differs between this host's clocks, at most, in milliseconds.
+const CLOCKS_DIFFER: i64 = 100;
+
+/// The numbers that are known.
+#[derive(Clone, Debug, Default)]
+pub struct Numbers {
+    known: BTreeMap<Id, Known>,
+    /// Numbers of files that are released, by the question at which they were first found to be.
+    retired: BTreeMap<u64, u64>,
+    question: u64,
+    /// How often an opener was named exactly, named as likely, and not named.
+    pub openers: (u64, u64, u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    number: u64,
+    /// It is known by the number of a file that was at its address before: its opener is that one's.
+    taken_over: bool,
+}
+
+impl Numbers {
+    /// What is asked from now on is another question.
+    pub fn next_question(&mut self) {
+        self.question += 1;
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        (self.known, self.retired) = (BTreeMap::new(), BTreeMap::new());
+    }
+
+    /// Files that were told apart before must be the same still; the others are told apart as far as they differ.
+    pub(super) fn compare(
+        &mut self,
+        expected: &Expected,
+        shown: &BTreeMap<u64, Shown<'_>>,
+        found: &mut Vec<String>,
+    ) {
+        self.retire(expected, shown);
+        let mut left: BTreeMap<Id, &ExpectedFile> =
+            expected.files.iter().map(|(id, file)| (*id, file)).collect();
+        let mut unclaimed: BTreeMap<u64, &Shown<'_>> =
+            shown.iter().map(|(number, file)| (*number, file)).collect();
+        for (id, Known { number, .. }) in &self.known {
+            let (Some(should), is) = (left.remove(id), unclaimed.remove(number)) else { continue };
+            match is {
+                None => found.push(format!("file #{number} is gone; it should be held: {should:?}")),
+                Some(is) if is.traits() != should.traits() => {
+                    found.push(format!(
+                        "file #{number} is {:?}, should be {:?}",
+                        is.traits(),
+                        should.traits()
+                    ));
+                }
+                Some(_) => {}
+            }
+        }
+        compare_files(left.values().copied(), unclaimed.values().copied(), found);
+        self.check_taken_over(&left, &unclaimed, found);
+        for (id, should) in &left {
+            let mut alike = unclaimed.values().filter(|shown| shown.traits() == should.traits());
+            let unique = left.values().filter(|other| other.traits() == should.traits()).count() == 1;
+            if let (Some(is), None, true) = (alike.next(), alike.next(), unique) {
+                let taken_over = self.retired.remove(&is.file.id).is_some();
+                self.known.insert(*id, Known { number: is.file.id, taken_over });
+            }
+        }
+        self.check_openers(expected, shown, found);
+    }
+
+    /// Retires the numbers of released files, and those that files may have lost: nothing of a file stayed, and in a slot
+    /// where it is now its device was opened. It looks as if another had got its address.
+    fn retire(&mut self, expected: &Expected, shown: &BTreeMap<u64, Shown<'_>>) {
+        let (question, retired) = (self.question, &mut self.retired);
+        self.known.retain(|id, known| {
+            let keeps = expected
+                .files
+                .get(id)
+                .is_some_and(|file| file.stays || !file.reopened || shown.contains_key(&known.number));
+            if !keeps {
+                retired.insert(known.number, question);
+            }
+            keeps
+        });
+    }
+
+    /// A number of a file that is released may only go on for a file at the same address that can have come to its slots
+    /// without being opened there: and then nothing is certain of its opening.
+    fn check_taken_over(
+        &self,
+        left: &BTreeMap<Id, &ExpectedFile>,
+        unclaimed: &BTreeMap<u64, &Shown<'_>>,
+        found: &mut Vec<String>,
+    ) {
+        for (number, is) in unclaimed {
+            let Some(since) = self.retired.get(number) else { continue };
+            let mut alike = left.values().filter(|file| file.traits() == is.traits());
+            let may = *since == self.question
+                && !is.file.opened_exact
+                && alike.any(|file| file.fresh && !file.unmoved);
+            if !may {
+                found.push(format!(
+                    "file #{number} was released; now {:?} goes by its number{}",
+                    is.traits(),
+                    if is.file.opened_exact { ", with an exact time" } else { "" }
+                ));
+            }
+        }
+    }
+
+    /// What is exact must be right; what is likely must be likely.
+    fn check_openers(
+        &mut self,
+        expected: &Expected,
+        shown: &BTreeMap<u64, Shown<'_>>,
+        found: &mut Vec<String>,
+    ) {
+        for (id, Known { number, taken_over }) in &self.known {
+            let (Some(should), Some(is)) = (expected.files.get(id), shown.get(number)) else { continue };
+            let Some(opener) = &is.file.opener else {
+                self.openers.2 += 1;
+                continue;
+            };
+            let (from, to) = (should.opened.0 - CLOCKS_DIFFER, should.opened.1 + CLOCKS_DIFFER);
+            let opened_at = is.file.opened_at.as_deref().and_then(moment::parse);
+            let in_time = opened_at.is_some_and(|at| (from..=to).contains(&at));
+            if is.file.opened_exact {
+                self.openers.0 += 1;
+                if opener.pid != should.opener || !in_time {
+                    found.push(format!(
+                        "file #{number} was opened by {} at {opened_at:?}, exactly; should be {} at {:?}",
+                        opener.pid, should.opener, should.opened
+                    ));
+                }
+            } else {
+                self.openers.1 += 1;
+                if opener.pid != should.opener && !should.likely.contains(&opener.pid) && !taken_over {
+                    found.push(format!(
+                        "file #{number} was opened by {}, as is likely; should be {} or one of {:?}",
+                        opener.pid, should.opener, should.likely
+                    ));
+                }
+            }
+        }
+    }
+}
