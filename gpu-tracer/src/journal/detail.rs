@@ -49,6 +49,13 @@ pub(super) struct Detail {
     pub(super) since_ns: Option<u64>,
 }
 
+impl Detail {
+    /// From the column. What a later version has added, or what is broken, is left out.
+    pub(super) fn parse(text: Option<&str>) -> Self {
+        text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
+}
+
 impl Store {
     /// What a change has beyond its columns.
     pub(super) fn detail(&mut self, db: &Connection, change: &Change) -> rusqlite::Result<Detail> {

@@ -24,6 +24,10 @@ pub struct History {
     pub coverage: Coverage,
     /// Who held what.
     pub holdings: Vec<Holding>,
+    /// Files that were open at the moment asked about and that no process was known to hold: on their way out, or held by what
+    /// could not be seen.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unheld: Vec<Unheld>,
     /// How processes among them ended.
     pub fates: Vec<Fate>,
     /// What happened, in order.
@@ -33,6 +37,19 @@ pub struct History {
     pub lives: Vec<Life>,
     /// There were more events than were asked for: these are the newest.
     pub more_events: bool,
+}
+
+/// An open file without a known holder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unheld {
+    /// Device without `/dev/`.
+    pub device: String,
+    /// Index of its GPU.
+    pub gpu: Option<u32>,
+    /// Number of the open file.
+    pub file: u64,
+    /// Since when it is known.
+    pub since: Timestamp,
 }
 
 /// A moment that was asked about.

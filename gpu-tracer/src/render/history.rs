@@ -64,6 +64,17 @@ fn table(history: &History, zone: &TimeZone, view: &View<'_>) -> String {
     if !rows.is_empty() && history.lives.is_empty() {
         sections.push(lay_out(&COLUMNS, &rows, view));
     }
+    if !history.unheld.is_empty() {
+        let files: Vec<String> = history
+            .unheld
+            .iter()
+            .map(|file| {
+                format!("  {} #{}, since {}\n", escape_str(&file.device), file.file, time(file.since, zone))
+            })
+            .collect();
+        let title = "Open, and held by nobody who is known (on their way out, or held unseen):";
+        sections.push(format!("{}\n{}", Tone::Warn.paint(title, view.color), files.concat()));
+    }
     if !history.events.is_empty() {
         let mut lines = String::new();
         let mut day = None;
@@ -93,6 +104,7 @@ fn headline(history: &History, zone: &TimeZone, view: &View<'_>) -> String {
         .map(|held| (held.boot_id.as_str(), held.process.pid, held.process.start_ns))
         .collect();
     let who = match processes.len() {
+        0 if !history.unheld.is_empty() => "Nobody who is known".to_owned(),
         0 => "Nobody".to_owned(),
         1 => "1 process".to_owned(),
         many => format!("{many} processes"),

@@ -4,9 +4,12 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
-use super::{Event, Reader, Story, Window, events};
+use super::{Event, Reader, Story, Window};
 use crate::gpu::selector::Selection;
 use crate::journal::JournalError;
+use crate::journal::detail::Detail;
+use crate::journal::schema::word_number;
+use crate::model::happening::Party;
 use crate::model::history::{AtMoment, Coverage, Fate, History, Holding, Life};
 use crate::model::report::SCHEMA;
 
@@ -50,6 +53,7 @@ impl Reader {
         let mut document = self.document(Window { from: at, to: at }, then.coverage, then.holdings)?;
         // What came later was not known then, and is told all the same: it is why one asks.
         document.at = Some(moment);
+        document.unheld = then.unheld;
         Ok(document)
     }
 
@@ -97,6 +101,7 @@ impl Reader {
             at: None,
             coverage,
             holdings,
+            unheld: Vec::new(),
             fates,
             events: Vec::new(),
             lives: Vec::new(),
@@ -122,39 +127,39 @@ impl Reader {
     /// How a process ended, or is about to, as far as anybody saw.
     fn fate(&self, boot: i64, row: i64) -> Result<Option<Fate>, JournalError> {
         let Some(boot) = self.boot(boot) else { return Ok(None) };
-        let sql = format!(
-            "{} WHERE event.process = ?1 AND word.word IN ('killed', 'exiting', 'released') ORDER BY event.at_ns",
-            events::SELECT
-        );
-        let mut select = self.db.prepare_cached(&sql)?;
-        let mut rows = select.query([row])?;
+        let number = |word: &str| word_number(word).unwrap_or_default();
+        let (killed, exiting, released) = (number("killed"), number("exiting"), number("released"));
+        // Without the joins of a whole event: there may be thousands of processes.
+        let mut select = self.db.prepare_cached(
+            "SELECT at_ns, what, detail FROM event WHERE process = ?1 AND what IN (?2, ?3, ?4) ORDER BY at_ns",
+        )?;
+        let mut rows = select.query((row, killed, exiting, released))?;
         let process = self.names.process(&self.db, row)?;
         let (pid, start_ns) = (process.pid, process.start_ns);
         let mut fate = Fate { pid, start_ns, boot_id: boot.boot_id.clone(), ..Fate::default() };
         let mut known = false;
         while let Some(row) = rows.next()? {
-            let Event { line, .. } = self.event(boot, row)?;
-            match line.what.as_str() {
-                "killed" if !known => {
-                    fate.pending = true;
-                    (fate.signal, fate.by) = (line.signal, line.by.into_iter().next());
-                    fate.by_kernel = line.by_kernel;
-                    known = true;
+            let (at_ns, what): (i64, i64) = (row.get(0)?, row.get(1)?);
+            let detail = Detail::parse(row.get_ref(2)?.as_str_or_null().map_err(rusqlite::Error::from)?);
+            let by = |detail: &Detail| -> Result<Option<Party>, JournalError> {
+                let Some(row) = detail.by.first() else { return Ok(None) };
+                Ok(Some(self.names.process(&self.db, *row)?.party(at_ns)))
+            };
+            if what == killed && !known {
+                (known, fate.pending) = (true, true);
+                (fate.signal, fate.by) = (detail.signal, by(&detail)?);
+                fate.by_kernel = detail.by_kernel;
+            } else if what == exiting && (detail.tid.is_none() || fate.pending) {
+                (known, fate.pending) = (true, false);
+                fate.at = fate.at.or(Some(boot.wall(at_ns)));
+                fate.signal = detail.signal.or(fate.signal);
+                fate.exit_status = detail.exit_status;
+                if fate.by.is_none() {
+                    fate.by = by(&detail)?;
                 }
-                "exiting" if line.tid.is_none() || fate.pending => {
-                    fate.pending = false;
-                    fate.at = fate.at.or(Some(boot.wall(i64::try_from(line.at_ns).unwrap_or(i64::MAX))));
-                    fate.signal = line.signal.or(fate.signal);
-                    fate.exit_status = line.exit_status;
-                    fate.by = fate.by.or(line.by.into_iter().next());
-                    fate.by_kernel = fate.by_kernel.or(line.by_kernel);
-                    known = true;
-                }
-                "released" => {
-                    let after = line.after_kill_us.or(line.after_exit_us);
-                    fate.released_us = fate.released_us.max(after);
-                }
-                _ => {}
+                fate.by_kernel = fate.by_kernel.or(detail.by_kernel);
+            } else if what == released {
+                fate.released_us = fate.released_us.max(detail.after_kill_us.or(detail.after_exit_us));
             }
         }
         Ok(known.then_some(fate))

@@ -85,9 +85,7 @@ impl Reader {
 
     pub(super) fn event(&self, boot: &Boot, row: &Row<'_>) -> Result<Event, JournalError> {
         let at_ns: i64 = row.get(1)?;
-        let detail: Option<String> = row.get(7)?;
-        // What a later version has added, or what is broken, is left out.
-        let detail: Detail = detail.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+        let detail = Detail::parse(row.get_ref(7)?.as_str_or_null().map_err(rusqlite::Error::from)?);
         let process: Option<i64> = row.get(3)?;
         let party =
             |row: i64| -> Result<Party, JournalError> { Ok(self.names.process(&self.db, row)?.party(at_ns)) };
@@ -109,8 +107,8 @@ impl Reader {
             from,
             by,
             by_kernel: detail.by_kernel,
-            old: detail.old.map(|text| RawText(text.into_bytes())),
-            new: detail.new.map(|text| RawText(text.into_bytes())),
+            old: detail.old.as_deref().map(RawText::from_text),
+            new: detail.new.as_deref().map(RawText::from_text),
             signal: detail.signal,
             exit_status: detail.exit_status,
             errno: detail.errno,

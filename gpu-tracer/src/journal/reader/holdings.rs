@@ -1,5 +1,7 @@
 //! Who held what when.
 
+use std::collections::HashSet;
+
 use jiff::Timestamp;
 use rusqlite::Row;
 
@@ -9,7 +11,12 @@ use crate::gpu::selector::Selection;
 use crate::journal::JournalError;
 use crate::journal::schema::OPEN_LEVEL;
 use crate::model::RawText;
-use crate::model::history::Holding;
+use crate::model::history::{Holding, Unheld};
+
+/// How long before a moment an interval of this level may have begun that covers it.
+fn reach(level: i64) -> i64 {
+    if level >= 63 { i64::MAX } else { 1i64 << level }
+}
 
 /// What of it is wanted.
 fn wanted(selection: &Selection, device: &str, gpu: Option<u32>) -> bool {
@@ -47,17 +54,19 @@ impl Reader {
         // In a hole the last thing known is what was so before it.
         let before = coverage.holes.iter().map(|hole| hole.from).min().map_or(asked, |from| from.min(asked));
         let Some(moment) = self.moment(before) else {
-            return Ok(At { asked, answered: None, holdings: Vec::new(), coverage });
+            return Ok(At { asked, answered: None, holdings: Vec::new(), unheld: Vec::new(), coverage });
         };
         let mut holdings = Vec::new();
         self.overlapping(moment.boot, moment.ns, moment.ns, &mut holdings)?;
+        holdings.retain(|held| held.until_ns.is_none_or(|until| until > moment.ns));
+        let held: HashSet<u64> = holdings.iter().map(|held| held.file).collect();
+        let mut unheld = if pid.is_some() { Vec::new() } else { self.open_files(moment)? };
+        unheld.retain(|file| !held.contains(&file.file) && wanted(selection, &file.device, file.gpu));
         holdings.retain(|held| {
-            held.until_ns.is_none_or(|until| until > moment.ns)
-                && wanted(selection, &held.device, held.gpu)
-                && pid.is_none_or(|pid| held.process.pid == pid)
+            wanted(selection, &held.device, held.gpu) && pid.is_none_or(|pid| held.process.pid == pid)
         });
         let answered = self.boot(moment.boot).map(|boot| boot.wall(moment.ns));
-        Ok(At { asked, answered, holdings, coverage })
+        Ok(At { asked, answered, holdings, unheld, coverage })
     }
 
     /// What was held at any time in a window, by beginning.
@@ -94,6 +103,32 @@ impl Reader {
         Ok(holdings)
     }
 
+    /// Files that were open at a moment.
+    fn open_files(&self, moment: Moment) -> Result<Vec<Unheld>, JournalError> {
+        let Some(boot) = self.boot(moment.boot) else { return Ok(Vec::new()) };
+        let mut select = self.db.prepare_cached(
+            "SELECT device.name, device.gpu, file.id, file.since_ns FROM file JOIN device ON device.id = file.device \
+             WHERE file.boot = ?1 AND file.level = ?2 AND file.since_ns > ?3 AND file.since_ns <= ?4 \
+             AND (file.until_ns IS NULL OR file.until_ns > ?4)",
+        )?;
+        let mut files = Vec::new();
+        for level in 0..=OPEN_LEVEL {
+            let since_ns = moment.ns.saturating_sub(reach(level));
+            let rows = select.query_map((boot.id, level, since_ns, moment.ns), |row| {
+                Ok(Unheld {
+                    device: row.get(0)?,
+                    gpu: row.get(1)?,
+                    file: row.get::<_, i64>(2)?.unsigned_abs(),
+                    since: boot.wall(row.get(3)?),
+                })
+            })?;
+            for row in rows {
+                files.push(row?);
+            }
+        }
+        Ok(files)
+    }
+
     /// An interval of level `l` that reaches `from` began less than `2^l` ns before it: one short search for each level.
     fn overlapping(
         &self,
@@ -109,8 +144,7 @@ impl Reader {
         );
         let mut select = self.db.prepare_cached(&sql)?;
         for level in 0..=OPEN_LEVEL {
-            let reach = if level >= 63 { i64::MAX } else { 1i64 << level };
-            let mut rows = select.query((boot.id, level, from.saturating_sub(reach), from, to))?;
+            let mut rows = select.query((boot.id, level, from.saturating_sub(reach(level)), from, to))?;
             while let Some(row) = rows.next()? {
                 holdings.push(self.holding(boot, row)?);
             }

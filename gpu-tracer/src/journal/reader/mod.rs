@@ -18,7 +18,7 @@ use rusqlite::{Connection, OpenFlags};
 use super::{JournalError, schema};
 use crate::gpu::selector::{self, Selection, SelectorError};
 use crate::model::device::{DeviceRange, Naming};
-use crate::model::history::{Coverage, Holding};
+use crate::model::history::{Coverage, Holding, Unheld};
 use crate::model::{DeviceNumber, DeviceTable, Gpu};
 
 pub use document::Asked;
@@ -69,6 +69,8 @@ pub struct At {
     pub answered: Option<Timestamp>,
     /// What was held then.
     pub holdings: Vec<Holding>,
+    /// What was open then and held by nobody who is known.
+    pub unheld: Vec<Unheld>,
     /// Holes around it.
     pub coverage: Coverage,
 }

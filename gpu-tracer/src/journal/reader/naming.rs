@@ -47,13 +47,14 @@ impl Process {
     #[must_use]
     pub fn comm(&self, at_ns: i64) -> RawText {
         let then = self.names.iter().rev().find(|(since, ..)| *since <= at_ns);
-        raw(then.or(self.names.first()).map_or("", |(_, comm, _)| comm))
+        RawText::from_text(then.or(self.names.first()).map_or("", |(_, comm, _)| comm))
     }
 
     /// All names that it wore, oldest first.
     #[must_use]
     pub fn names(&self) -> Vec<RawText> {
-        let mut names: Vec<RawText> = self.names.iter().map(|(_, comm, _)| raw(comm)).collect();
+        let mut names: Vec<RawText> =
+            self.names.iter().map(|(_, comm, _)| RawText::from_text(comm)).collect();
         names.dedup();
         names
     }
@@ -69,10 +70,6 @@ impl Process {
             cmdline: self.cmdline.clone(),
         }
     }
-}
-
-fn raw(text: &str) -> RawText {
-    RawText(text.as_bytes().to_vec())
 }
 
 /// Processes that have been looked up.
@@ -96,7 +93,7 @@ fn read(db: &Connection, row: i64) -> Result<Process, JournalError> {
         "SELECT p.boot, p.pid, p.start_ns, p.uid, p.exe, p.cgroup, p.parent, parent.pid FROM process AS p \
          LEFT JOIN process AS parent ON parent.id = p.parent WHERE p.id = ?1",
     )?;
-    let text = |text: Option<String>| text.map(|text| raw(&text));
+    let text = |text: Option<String>| text.map(|text| RawText::from_text(&text));
     let found = select
         .query_row([row], |found| {
             Ok(Process {
@@ -119,6 +116,7 @@ fn read(db: &Connection, row: i64) -> Result<Process, JournalError> {
     )?;
     let names = select.query_map([row], |name| Ok((name.get(0)?, name.get(1)?, name.get(2)?)))?;
     process.names = names.collect::<rusqlite::Result<_>>()?;
-    process.cmdline = process.names.iter().find_map(|(_, _, cmdline)| cmdline.as_deref().map(raw));
+    process.cmdline =
+        process.names.iter().find_map(|(_, _, cmdline)| cmdline.as_deref().map(RawText::from_text));
     Ok(process)
 }

@@ -26,7 +26,7 @@ impl Reader {
             let why = "this only reads: SELECT, WITH, EXPLAIN and PRAGMA without a value".to_owned();
             return Err(rusqlite::Error::SqliteFailure(denied, Some(why)).into());
         }
-        let columns: Vec<String> = statement.column_names().into_iter().map(str::to_owned).collect();
+        let columns: Vec<String> = statement.column_names().map(str::to_owned).collect();
         let width = columns.len();
         let mut reading = Reading { columns, rows: Vec::new() };
         let mut rows = statement.query([])?;
@@ -43,7 +43,7 @@ fn value(value: ValueRef<'_>) -> serde_json::Value {
         ValueRef::Null => serde_json::Value::Null,
         ValueRef::Integer(number) => number.into(),
         ValueRef::Real(number) => number.into(),
-        ValueRef::Text(text) => crate::model::RawText(text.to_vec()).to_text().into(),
+        ValueRef::Text(text) => String::from_utf8_lossy(text).into_owned().into(),
         ValueRef::Blob(bytes) => bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into(),
     }
 }

@@ -40,7 +40,7 @@ fn names_come_back_as_they_went_in_whatever_they_are() {
     assert_eq!(held.len(), names.len());
     for (pid, name) in (10..16).zip(names) {
         let held = held.iter().find(|held| held.process.pid == pid).unwrap();
-        let expected = Some(raw(raw(name).to_text().as_bytes()));
+        let expected = Some(raw(name));
         assert_eq!(Some(held.process.comm.clone()), expected, "comm");
         assert_eq!(held.process.cmdline, expected, "cmdline");
         assert_eq!((held.exe.clone(), held.cgroup.clone()), (expected.clone(), expected), "exe and cgroup");

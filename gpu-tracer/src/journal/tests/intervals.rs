@@ -241,3 +241,27 @@ fn setting_the_clock_moves_the_times_and_not_the_order() {
     let hour_back = wall(1_020 * MS) - jiff::SignedDuration::from_hours(1);
     assert_eq!(reader.at(hour_back, &everything(), None).unwrap().holdings.len(), 2);
 }
+
+#[test]
+fn an_open_file_that_nobody_is_known_to_hold_is_not_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut desk = Desk::open(options(dir.path(), "boot-1", 1_000 * MS));
+    let change = |at: u64, kind| Change {
+        at_ns: at * MS,
+        file: Some(7),
+        device: Some(GPU0),
+        process: Some(process(10)),
+        kind,
+    };
+    desk.tell(&[
+        change(1_001, ChangeKind::Found),
+        change(1_002, ChangeKind::Closed { cause: crate::model::change::CloseCause::Close }),
+    ]);
+    desk.recorder.alive(1_020 * MS, i128::from(BOOTED));
+    desk.close();
+    let reader = read(dir.path());
+    let then = reader.at(wall(1_010 * MS), &everything(), None).unwrap();
+    assert_eq!((then.holdings.len(), then.unheld.len()), (0, 1), "{then:?}");
+    let before = reader.at(wall(1_001 * MS), &everything(), None).unwrap();
+    assert_eq!((before.holdings.len(), before.unheld.len()), (1, 0), "{before:?}");
+}

@@ -191,5 +191,5 @@ fn view(ledger: &Ledger) -> BTreeSet<(u32, u64)> {
 
 /// Text of one byte after another.
 fn raw(bytes: &[u8]) -> RawText {
-    RawText(bytes.to_vec())
+    RawText(bytes.into())
 }

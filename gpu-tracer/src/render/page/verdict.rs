@@ -62,7 +62,9 @@ fn card(incident: &Incident, gpu: u32, held: &[&Holding], known: bool, zone: &Ti
     let stuck = held
         .iter()
         .any(|held| held.how == "dropping" || fate(incident, held).is_some_and(|fate| fate.pending));
+    let unheld = incident.then.unheld.iter().filter(|file| file.gpu == Some(gpu)).count();
     let (class, verdict) = match (processes.len(), known, stuck) {
+        (0, _, _) if unheld > 0 => ("unknown", format!("{unheld} open files, and nobody known to hold them")),
         (0, true, _) => ("free", "nobody held it".to_owned()),
         (0, false, _) => ("unknown", "unknown".to_owned()),
         (1, _, true) => ("stuck", "held by 1 process that SIGKILL did not end".to_owned()),

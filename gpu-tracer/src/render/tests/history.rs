@@ -71,6 +71,7 @@ pub(crate) fn sample(name: &str) -> History {
         at: None,
         coverage: Coverage { complete: true, holes: Vec::new() },
         holdings: vec![held],
+        unheld: Vec::new(),
         fates: vec![fate],
         events: vec![killed],
         lives: vec![life],
