@@ -119,11 +119,8 @@ fn after_a_kill_of_the_daemon_the_record_goes_on_with_a_gap_and_other_numbers() 
 fn a_full_disk_stops_the_history_and_nothing_else_and_it_goes_on_by_itself() {
     let device = Device::one();
     let full = |dir: &Path| dir.join("filler");
-    let daemon = Daemon::start_prepared(&device, &[], |dir| {
-        let state = dir.join("state");
-        std::fs::create_dir(&state).unwrap();
-        mounts::mount("tmpfs", &state, "tmpfs", "size=4m").unwrap();
-        std::fs::write(dir.join("config.toml"), "journal-min-free-mib = 0\n").unwrap();
+    let daemon = Daemon::start_prepared(&device, "journal-min-free-mib = 0\n", |state| {
+        mounts::mount("tmpfs", state, "tmpfs", "size=4m").unwrap();
     });
     let state = daemon.state_dir();
     let journal =

@@ -27,6 +27,11 @@ const COLUMNS: (&str, &str) = ("COLUMNS", "Width of a terminal that does not tel
 const DEVICES: (&str, &str) =
     (DEVICES_VARIABLE, "Devices as for --device, separated by commas; not read where --device is given.");
 
+const CONFIG: (&str, &str) = (
+    super::CONFIG_VARIABLE,
+    "Configuration instead of /etc/gpu-tracer.toml: [[role]] there says which programs of this site are monitors or infrastructure.",
+);
+
 const PROGRAM: Sections = Sections {
     statuses: &[
         ("0", "Free: nobody holds it. doctor: fully able."),
@@ -36,7 +41,7 @@ const PROGRAM: Sections = Sections {
         ("4", "why, wait, release: stuck, SIGKILL will not help."),
         ("5", "why, wait, release: memory is in use and nobody holds a handle."),
     ],
-    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    environment: &[DEVICES, CONFIG, NO_COLOR, COLUMNS],
     examples: &[
         ("gpu-tracer holders", "Who holds any GPU of this host."),
         ("gpu-tracer why 4", "What keeps GPU 4, and what to do about it."),
@@ -60,7 +65,7 @@ const HOLDERS: Sections = Sections {
             "Nobody was seen, but not everything could be seen; the answer says what, and what would help.",
         ),
     ],
-    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    environment: &[DEVICES, CONFIG, NO_COLOR, COLUMNS],
     examples: &[
         ("gpu-tracer holders", "Who holds any GPU of this host."),
         ("gpu-tracer holders 4", "Who holds GPU 4 (PCI bus order, as in nvidia-smi)."),
@@ -93,7 +98,7 @@ const DIAGNOSED: &[(&str, &str)] = &[
 
 const WHY: Sections = Sections {
     statuses: DIAGNOSED,
-    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    environment: &[DEVICES, CONFIG, NO_COLOR, COLUMNS],
     examples: &[
         ("gpu-tracer why 4", "What keeps GPU 4, and what to do about it."),
         ("gpu-tracer why --format json | jq -r '.gpus[] | [.gpu, .verdict] | @tsv'", "One verdict per GPU."),
@@ -103,7 +108,7 @@ const WHY: Sections = Sections {
 
 const WAIT: Sections = Sections {
     statuses: DIAGNOSED,
-    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    environment: &[DEVICES, CONFIG, NO_COLOR, COLUMNS],
     examples: &[
         ("gpu-tracer wait 0-3 --timeout 60s", "Until GPUs 0 to 3 are free, for a minute at most."),
         (
@@ -119,7 +124,7 @@ const WAIT: Sections = Sections {
 
 const RELEASE: Sections = Sections {
     statuses: DIAGNOSED,
-    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    environment: &[DEVICES, CONFIG, NO_COLOR, COLUMNS],
     examples: &[
         ("gpu-tracer release 4 --dry-run", "The plan, and nothing else."),
         ("gpu-tracer release 4", "Says whom it will end, asks, ends them and waits for the release."),
@@ -150,6 +155,7 @@ const RUN: Sections = Sections {
     ],
     environment: &[
         DEVICES,
+        CONFIG,
         (
             "NOTIFY_SOCKET, WATCHDOG_USEC",
             "Set by systemd: it is told when the daemon is ready, and that it lives.",

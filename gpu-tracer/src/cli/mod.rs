@@ -19,6 +19,7 @@ mod why;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -26,6 +27,8 @@ use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, S
 
 pub use crate::answer::Question;
 use crate::answer::{WaitOptions, Waited};
+use crate::daemon;
+use crate::diagnose::Roles;
 use crate::kernel::devices::ExtraDevice;
 use crate::model::ExitStatus;
 use crate::model::diagnosis::Diagnosis;
@@ -37,6 +40,9 @@ use screen::Screen;
 
 /// Devices that count as GPUs, separated by commas, where `--device` is not given.
 const DEVICES_VARIABLE: &str = "GPU_TRACER_DEVICES";
+
+/// The configuration, where it is not the usual file.
+const CONFIG_VARIABLE: &str = "GPU_TRACER_CONFIG";
 
 /// What the subcommands ask of the rest of the program.
 pub trait Answers {
@@ -124,6 +130,21 @@ impl Common {
         let list = list.to_str().with_context(|| format!("{DEVICES_VARIABLE} is no text"))?;
         ExtraDevice::list(list).with_context(|| format!("in {DEVICES_VARIABLE}"))
     }
+}
+
+/// The configuration that the environment names.
+fn configuration() -> Option<PathBuf> {
+    std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// Who plays which role. An answer is wanted most when things are not as they should be: a configuration that cannot be used
+/// is told of and does without.
+fn roles() -> Roles {
+    daemon::configured_roles(configuration().as_deref()).unwrap_or_else(|error| {
+        let problem = escape_str(&format!("{error:#}"));
+        let _ = writeln!(io::stderr(), "gpu-tracer: {problem}; roles are the built-in ones");
+        Roles::default()
+    })
 }
 
 #[derive(Debug, Subcommand)]

@@ -11,6 +11,7 @@ use super::describer::Describer;
 use super::feed::Feed;
 use super::inbox::{Inbox, Order, Seen};
 use super::lastly::Lastly;
+use super::looking;
 use super::notify::Manager;
 use super::pace::Pace;
 use super::sampler::Sampler;
@@ -75,6 +76,8 @@ pub(super) struct Core {
     pub(super) sampler: Sampler,
     /// Did anybody hold a device when memory was last asked for?
     pub(super) was_held: bool,
+    /// A pass of a look that has not come back by then is given up.
+    pub(super) patience: Duration,
     /// `None`: what it saw need not be known to the next.
     lastly: Option<Lastly>,
     recheck_due: Instant,
@@ -119,6 +122,7 @@ impl Core {
             journal_moved: None,
             sampler: Sampler::default(),
             was_held: false,
+            patience: looking::PASS_DEADLINE,
             lastly,
             recheck_due: now,
             drained: now,
@@ -272,20 +276,23 @@ impl Core {
         looks
     }
 
-    fn answer(&self, looks: Vec<tokio::sync::oneshot::Sender<Seen>>, cost: Cost) {
+    fn answer(&mut self, looks: Vec<tokio::sync::oneshot::Sender<Seen>>, cost: Cost) {
         if looks.is_empty() {
             return;
         }
+        self.counters.answers += looks.len() as u64;
         let plan = self.settings.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
+        let openers: HashSet<ProcessId> = openers.collect();
         let ended = |process: &ProcessId| {
             let history = self.ledger.history(*process);
             history.is_some_and(|history| history.exit.is_some() || history.freed_ns.is_some())
         };
-        let ended = openers.filter(ended).collect();
+        let ended = openers.into_iter().filter(ended).collect();
         let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
-        let seen = Seen { looked: Arc::new(looked), devices: Arc::clone(&self.devices), cost };
+        let (devices, roles) = (Arc::clone(&self.devices), Arc::clone(&self.settings.roles));
+        let seen = Seen { looked: Arc::new(looked), devices, roles, cost };
         for reply in looks {
             let _ = reply.send(seen.clone());
         }
@@ -334,6 +341,14 @@ impl Core {
         Ok(())
     }
 
+    /// After devices were taken from the configuration.
+    fn forget_unwatched(&mut self) {
+        let devices = Arc::clone(&self.devices);
+        let changes = self.ledger.forget_devices(boot_now(), |number| devices.table.contains(number));
+        self.tell(&changes);
+        self.note_pending();
+    }
+
     fn reload(&mut self, manager: &Manager) {
         manager.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", super::settings::monotonic_us()));
         match self.settings.reload() {
@@ -343,8 +358,9 @@ impl Core {
                         "{key} has changed and takes effect when the daemon is restarted"
                     ));
                 }
-                if let Err(error) = self.rediscover() {
-                    super::log::warning(&format!("{error:#}"));
+                match self.rediscover() {
+                    Ok(()) => self.forget_unwatched(),
+                    Err(error) => super::log::warning(&format!("{error:#}")),
                 }
                 self.pace.event(Instant::now());
                 super::log::info("configuration read again");

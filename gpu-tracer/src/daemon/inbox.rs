@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use super::feed::Subscriber;
 use super::status::Status;
 use crate::answer::Looked;
+use crate::diagnose::Roles;
 use crate::kernel::Devices;
 use crate::model::change::ProcessDescription;
 use crate::model::report::Cost;
@@ -34,6 +35,7 @@ pub(super) enum Order {
 pub(super) struct Seen {
     pub(super) looked: Arc<Looked>,
     pub(super) devices: Arc<Devices>,
+    pub(super) roles: Arc<Roles>,
     pub(super) cost: Cost,
 }
 

@@ -64,6 +64,7 @@ pub(super) fn text(status: &Status) -> String {
         ("gpu_tracer_changes_total", "counter", "Changes told.", counts.changes as f64),
         ("gpu_tracer_looks_total", "counter", "Looks at the kernel.", counts.looks as f64),
         ("gpu_tracer_rechecks_total", "counter", "Looks at files on their way out.", counts.rechecks as f64),
+        ("gpu_tracer_answers_total", "counter", "Answers to who holds what.", counts.answers as f64),
         (
             "gpu_tracer_last_look_seconds",
             "gauge",

@@ -111,6 +111,9 @@ pub struct Counts {
     pub looks: u64,
     /// Times that files on their way out were looked at again.
     pub rechecks: u64,
+    /// Answers to who holds what.
+    #[serde(default)]
+    pub answers: u64,
 }
 
 /// The last look.
@@ -131,6 +134,7 @@ pub(super) struct Counters {
     pub(super) events: u64,
     pub(super) changes: u64,
     pub(super) rechecks: u64,
+    pub(super) answers: u64,
     pub(super) tracked: u64,
     looks: u64,
     took: Duration,
@@ -145,6 +149,7 @@ impl Counters {
             events: 0,
             changes: 0,
             rechecks: 0,
+            answers: 0,
             tracked: 0,
             looks: 0,
             took: none,
@@ -201,6 +206,7 @@ impl Core {
                 changes: self.counters.changes,
                 looks: self.counters.looks,
                 rechecks: self.counters.rechecks,
+                answers: self.counters.answers,
             },
             files: self.files_by_device(&view),
             holders: self.holders_by_device(&view),

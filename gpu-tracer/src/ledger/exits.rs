@@ -10,7 +10,7 @@ use super::release::of_file;
 use super::resolve::Ways;
 use super::touches::Window;
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
-use crate::model::event::{HeldAtExit, Slot, TaskId};
+use crate::model::event::{HeldAtExit, MayWait, Slot, TaskId};
 use crate::model::{FileKey, ProcessId, TableKey, Via};
 
 /// A task begins to exit.
@@ -19,6 +19,8 @@ pub(super) struct AtExit<'a> {
     pub(super) task: TaskId,
     pub(super) table: Option<TableKey>,
     pub(super) held: &'a [HeldAtExit],
+    /// What else it has that it may have to wait for.
+    pub(super) may_wait: &'a [MayWait],
 }
 
 /// One file in its table.
@@ -43,6 +45,7 @@ impl Ledger {
         };
         let reserved = self.reserved_by(process, at_ns);
         let (mut files, mut fresh, mut undecided) = (Vec::new(), Vec::new(), Vec::new());
+        let mut devices = Vec::new();
         for file in by_file(exit.held) {
             let next_id = self.files.next_id();
             let known = self.files.id_of(file.seen.file).and_then(|id| self.files.get(id));
@@ -56,6 +59,9 @@ impl Ledger {
                 let slots = exit.table.iter().flat_map(|table| slots(*table, &file.fds)).collect();
                 fresh.push(Fresh { id, device: file.seen.device, slots, referrers: vec![process], certain });
             }
+            if !exit.may_wait.is_empty() {
+                devices.extend(file.fds.iter().map(|fd| (*fd, id)));
+            }
             files.push((id, file.fds.len() as u64));
         }
         if !fresh.is_empty() {
@@ -67,9 +73,17 @@ impl Ledger {
         self.doubt_openings(&undecided, at_ns);
         fresh.iter().for_each(|file| self.say_whence(at_ns, process, file.id, changes));
         if !files.is_empty() {
+            devices.sort_unstable();
             let record = self.processes.meet(process, at_ns);
             record.holding = true;
-            record.remember_table(DyingTable { table: exit.table, tid: exit.task.tid, at_ns, files });
+            record.remember_table(DyingTable {
+                table: exit.table,
+                tid: exit.task.tid,
+                at_ns,
+                files,
+                may_wait: exit.may_wait.to_vec(),
+                devices,
+            });
         }
     }
 

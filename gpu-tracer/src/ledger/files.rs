@@ -257,7 +257,7 @@ impl Files {
 
     /// After a crowd of files has gone: gives back what only so many need. Says whether there was anything.
     pub(super) fn shrink(&mut self) -> bool {
-        let spacious = self.records.capacity() > (4 * self.records.len()).max(SPACE_KEPT);
+        let spacious = self.records.capacity() > 4 * self.records.len().max(SPACE_KEPT);
         if spacious {
             self.records.shrink_to(SPACE_KEPT);
             self.by_key.shrink_to(SPACE_KEPT);

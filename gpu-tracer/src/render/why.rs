@@ -139,6 +139,7 @@ fn tone(verdict: Verdict) -> Tone {
 fn section(group: &[&GpuVerdict], view: &View<'_>) -> String {
     let first = group[0];
     let mut out = paragraph(&first.headline, 0, tone(first.verdict), view);
+    out.extend(first.details.iter().map(|detail| paragraph(detail, 0, Tone::Plain, view)));
     if group.len() > 1 {
         let others = names(&group[1..]);
         let same = if first.holders.is_empty() { "The same is true of" } else { "The same processes hold" };
@@ -207,7 +208,7 @@ fn row(group: &[&Finding]) -> Row {
     let pids = ranges(group.iter().map(|finding| u64::from(finding.pid)));
     let (pids, long) =
         if pids.len() > 24 { (format!("{} processes", group.len()), Some(pids)) } else { (pids, None) };
-    let goes = match (first.killable, first.why.iter().any(|why| why == "exiting")) {
+    let goes = match (first.killable, first.ending) {
         (true, false) => Cell { text: "by SIGKILL".to_owned(), tone: Tone::Plain },
         (true, true) => Cell { text: "by itself".to_owned(), tone: Tone::Warn },
         (false, _) => Cell { text: "not by SIGKILL".to_owned(), tone: Tone::Bad },

@@ -17,6 +17,9 @@ use crate::sys::{mounts, process};
 /// How long it may take to begin, to end, and to tell something.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Name of its configuration file.
+const CONFIGURATION: &str = "config.toml";
+
 /// A running daemon. Dropping it ends it and takes its hooks away.
 #[derive(Debug)]
 pub struct Daemon {
@@ -42,15 +45,32 @@ impl Daemon {
     #[must_use]
     #[track_caller]
     pub fn start_with(device: &Device, environment: &[(&str, &str)]) -> Self {
-        Self::start_prepared(device, environment, |_| {})
+        Self::start_in(device, "", &device.options(), environment, |_| {})
     }
 
-    /// The same, with its directory as `prepare` leaves it: `state` is for what it keeps, `config.toml` is read if it is
-    /// there.
+    /// Starts one that has its devices from a configuration file; see [`Daemon::configure`].
     #[must_use]
     #[track_caller]
-    pub fn start_prepared(
+    pub fn start_configured(device: &Device, configuration: &str) -> Self {
+        Self::start_in(device, configuration, &[], &[], |_| {})
+    }
+
+    /// Starts one for these devices with a configuration, and with its state directory as `prepare` leaves it.
+    #[must_use]
+    #[track_caller]
+    pub fn start_prepared(device: &Device, configuration: &str, prepare: impl FnOnce(&Path)) -> Self {
+        Self::start_in(device, configuration, &device.options(), &[], |dir| {
+            let state = dir.join("state");
+            std::fs::create_dir(&state).expect("it is ours");
+            prepare(&state);
+        })
+    }
+
+    #[track_caller]
+    fn start_in(
         device: &Device,
+        configuration: &str,
+        options: &[String],
         environment: &[(&str, &str)],
         prepare: impl FnOnce(&Path),
     ) -> Self {
@@ -59,12 +79,29 @@ impl Daemon {
         let dir = tempfile::Builder::new().prefix("gpu-tracer-daemon-").tempdir().expect("a directory");
         // Other users are to reach the socket.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+        std::fs::write(dir.path().join(CONFIGURATION), configuration).expect("it is ours");
         prepare(dir.path());
         let said = dir.path().join("said");
-        let child = spawn(dir.path(), &device.options(), &said, environment);
+        let child = spawn(dir.path(), options, &said, environment);
         let mut daemon = Self { child, options: device.options(), dir, said };
         daemon.await_answer();
         daemon
+    }
+
+    /// Writes its configuration anew and has it read that; it says what it makes of it.
+    ///
+    /// # Panics
+    ///
+    /// If it says nothing.
+    #[track_caller]
+    pub fn configure(&self, configuration: &str) -> String {
+        std::fs::write(self.dir.path().join(CONFIGURATION), configuration).expect("it is ours");
+        let before = self.said().len();
+        self.signal(libc::SIGHUP);
+        eventually("a word about the configuration", PATIENCE, || {
+            let said = self.said()[before..].to_owned();
+            ["read again", "stays as it is"].iter().any(|word| said.contains(word)).then_some(said)
+        })
     }
 
     /// Its socket.
@@ -193,6 +230,21 @@ impl Daemon {
         run(command)
     }
 
+    /// Runs another subcommand that asks this daemon to its end, with these variables in its environment.
+    #[must_use]
+    #[track_caller]
+    pub fn run_with(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        environment: &[(&str, &std::ffi::OsStr)],
+    ) -> Finished {
+        let mut command = Command::new(Tracer::program());
+        command.arg(name).args(&self.options).arg("--socket").arg(self.socket()).args(arguments);
+        command.envs(environment.iter().copied());
+        run(command)
+    }
+
     /// Asks and compares with the truth, as [`Play::check`] does without a daemon.
     #[track_caller]
     pub fn check(&self, play: &Play) -> Answer {
@@ -227,8 +279,7 @@ fn spawn(dir: &Path, options: &[String], said: &Path, environment: &[(&str, &str
     for (option, name) in [("--socket", "d.sock"), ("--state-dir", "state"), ("--pin-dir", "pins")] {
         command.arg(option).arg(dir.join(name));
     }
-    let config = dir.join("config.toml");
-    command.arg("--config").arg(if config.exists() { &config } else { Path::new("/dev/null") });
+    command.arg("--config").arg(dir.join(CONFIGURATION));
     command.args(["--plan", "lean"]).envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))

@@ -3,7 +3,7 @@
 //! The types here are the contract as a script would read it, written down a second time on purpose: a field that the
 //! tracer renames breaks these tests.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -211,6 +211,14 @@ impl Tracer {
     pub fn subcommand(&self, name: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(Self::program());
         command.arg(name).args(&self.options).arg("--standalone").args(arguments);
+        command
+    }
+
+    /// The same, asking the daemon at this socket.
+    #[must_use]
+    pub fn asking(&self, socket: &Path, name: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(Self::program());
+        command.arg(name).args(&self.options).arg("--socket").arg(socket).args(arguments);
         command
     }
 

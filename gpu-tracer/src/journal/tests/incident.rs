@@ -27,7 +27,14 @@ fn kill(desk: &mut Desk, at_ns: u64, target: u32, exits: bool) {
         happen(
             desk,
             at_ns + MS,
-            EventKind::Exiting { task: target, group_dead: true, exit, table, held: Vec::new() },
+            EventKind::Exiting {
+                task: target,
+                group_dead: true,
+                exit,
+                table,
+                held: Vec::new(),
+                may_wait: Vec::new(),
+            },
         );
     }
 }

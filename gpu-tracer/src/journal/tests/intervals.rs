@@ -139,6 +139,7 @@ fn the_story_of_a_killed_heir_is_told_with_names_senders_and_giver() {
         exit: Exit(9),
         table: Some(TableKey(u64::from(heir))),
         held: Vec::new(),
+        may_wait: Vec::new(),
     };
     desk.happen(&event(2_041, exiting));
     world.processes.clear();

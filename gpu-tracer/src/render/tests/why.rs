@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::diagnose::input::{Obstacle, Resolved, Wait};
-use crate::diagnose::tests::{claim, holder, report, stuck_thread, with_memory};
+use crate::diagnose::tests::{claim, holder, lasting, report, stuck_thread, with_memory};
 use crate::diagnose::{Input, diagnose};
 use crate::gpu::NvmlStatus;
 use crate::model::report::{HeldMemory, Holder, Report};
@@ -26,9 +26,7 @@ fn a_stuck_thread_among_eight_gpus() {
         file_system: "ext4".to_owned(),
         fuse_connection: None,
     };
-    input
-        .waits
-        .insert(440, Wait { over_ms: 100, unmoved: true, obstacle: Some(obstacle), ..Wait::default() });
+    input.waits.insert(440, Wait { obstacle: Some(obstacle), ..lasting() });
     insta::assert_snapshot!(printed(&input));
 }
 
@@ -97,7 +95,8 @@ fn a_name_that_is_no_text_looks_the_same_in_sentences_as_in_the_table() {
 
 #[test]
 fn rows_are_one_per_gpu() {
-    let input = with_memory(Report { holders: vec![stuck_thread(1)], ..report(2) }, &[1, 93_699]);
+    let mut input = with_memory(Report { holders: vec![stuck_thread(1)], ..report(2) }, &[1, 93_699]);
+    input.waits.insert(440, lasting());
     let mut out = Vec::new();
     why(&diagnose(&input), Format::Csv { header: true }, &view(None), &mut out).unwrap();
     insta::assert_snapshot!(String::from_utf8(out).unwrap());
