@@ -15,11 +15,13 @@ use super::lastly::Lastly;
 use super::looking;
 use super::notify::Manager;
 use super::pace::Pace;
+use super::sampler::Sampler;
 use super::settings::Settings;
 use super::signals::{Signals, Wish};
 use super::status::Counters;
 use super::tell::Names;
 use crate::answer::{Looked, milliseconds};
+use crate::journal::Recorder;
 use crate::kernel::{self, Clock, Devices, boot_now};
 use crate::ledger::Ledger;
 use crate::model::change::Change;
@@ -68,6 +70,14 @@ pub(super) struct Core {
     /// Looks hung so many times in a row.
     pub(super) hangs: u32,
     pub(super) not_before: Option<Instant>,
+    /// `None`: no history is kept.
+    pub(super) recorder: Option<Recorder>,
+    /// What was said last of the journal's trouble.
+    pub(super) journal_problem: Option<String>,
+    pub(super) journal_moved: Option<String>,
+    pub(super) sampler: Sampler,
+    /// Did anybody hold a device when memory was last asked for?
+    pub(super) was_held: bool,
     /// A pass of a look that has not come back by then is given up.
     pub(super) patience: Duration,
     /// `None`: what it saw need not be known to the next.
@@ -114,6 +124,11 @@ impl Core {
             counters: Counters::new(),
             hangs: 0,
             not_before: None,
+            recorder: None,
+            journal_problem: None,
+            journal_moved: None,
+            sampler: Sampler::default(),
+            was_held: false,
             patience: looking::PASS_DEADLINE,
             lastly,
             recheck_due: now,
@@ -266,6 +281,7 @@ impl Core {
                 }
                 Order::Subscribe(subscriber) => self.feed.add(subscriber),
                 Order::Described(process, description) => self.described(process, description),
+                Order::Measured(at_ns, memory) => self.write_down_memory(at_ns, &memory),
             }
         }
         looks
@@ -296,6 +312,7 @@ impl Core {
     /// Tells everybody who listens.
     pub(super) fn tell(&mut self, changes: &[Change]) {
         self.counters.changes += changes.len() as u64;
+        self.write_down(changes);
         if self.feed.is_empty() {
             return;
         }
@@ -328,6 +345,7 @@ impl Core {
                     source.set_devices(&devices.table)?;
                 }
                 self.devices = Arc::new(devices);
+                self.write_down_gpus();
             }
             Err(error) => super::log::warning(&format!("devices cannot be discovered again: {error}")),
         }
@@ -383,6 +401,7 @@ impl Core {
 
     /// Writes down until when there was somebody to see.
     pub(super) fn remember_being_alive(&mut self) {
+        self.write_down_life();
         let Some(lastly) = &self.lastly else { return };
         if let Err(error) = lastly.write(boot_now()) {
             super::log::warning(&format!("{error:#}"));

@@ -29,6 +29,8 @@ mod metrics;
 mod notify;
 mod pace;
 mod peer;
+mod recording;
+mod sampler;
 mod settings;
 mod signals;
 mod socket;
@@ -42,7 +44,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 pub(crate) use self::peer::Peer;
-pub use self::settings::{Flags, Plan, USUAL_SOCKET};
+pub use self::settings::{Flags, Plan, USUAL_SOCKET, USUAL_STATE_DIR};
 pub use self::status::Status;
 pub use self::watch::{Watching, watch};
 
@@ -51,6 +53,7 @@ use self::describer::Describer;
 use self::idle::IdleMemory;
 use self::lastly::Lastly;
 use self::notify::Manager;
+use self::sampler::Sampler;
 use self::settings::Settings;
 use self::signals::Signals;
 use self::socket::Socket;
@@ -91,7 +94,11 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let (outbox, inbox) = inbox::pair().context("cannot make an eventfd")?;
     let describer = Describer::start(outbox.clone()).context("cannot start a thread")?;
     let (group, idle) = (settings.group.clone(), IdleMemory::open(&settings.state_dir));
+    let every = settings.measure_memory.filter(|_| settings.retention.is_some());
+    let sampler = Sampler::start(every, outbox.clone()).context("cannot start a thread")?;
     let mut core = Core::new(settings, devices, source, iterators, describer, Some(lastly));
+    core.open_journal();
+    core.sampler = sampler;
     core.take_events()?;
     core.look(true)?;
     core.remember_being_alive();
@@ -103,6 +110,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let ended = core.run(&inbox, Some(&signals), &manager);
     manager.tell("STOPPING=1");
     core.remember_being_alive();
+    core.close_journal();
     drop(socket);
     ended
 }

@@ -7,7 +7,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::core::Core;
-use super::tell::{gap_cause, wall};
+use super::tell::wall;
+use crate::journal::Health;
 use crate::kernel::Answer;
 use crate::ledger::View;
 use crate::model::report::{Coverage, MissingReport};
@@ -49,6 +50,9 @@ pub struct Status {
     pub holders: BTreeMap<String, u64>,
     /// The last look.
     pub last_look: LastLook,
+    /// How the journal is doing.
+    #[serde(default)]
+    pub journal: Health,
 }
 
 /// One hook.
@@ -211,6 +215,7 @@ impl Core {
                 took_us: us(self.counters.took),
                 longest_us: us(self.counters.longest),
             },
+            journal: self.journal_health(),
         }
     }
 
@@ -256,14 +261,11 @@ impl Core {
 
     fn gaps(&self) -> Vec<GapReport> {
         let gaps = self.ledger.gaps().entries().iter();
-        gaps.map(|gap| {
-            let (cause, events) = gap_cause(&gap.cause);
-            GapReport {
-                from: wall(&self.clock, gap.from_ns),
-                to: wall(&self.clock, gap.to_ns),
-                cause: cause.unwrap_or_default(),
-                events,
-            }
+        gaps.map(|gap| GapReport {
+            from: wall(&self.clock, gap.from_ns),
+            to: wall(&self.clock, gap.to_ns),
+            cause: gap.cause.word(),
+            events: gap.cause.events(),
         })
         .collect()
     }

@@ -46,21 +46,32 @@ impl Daemon {
     #[must_use]
     #[track_caller]
     pub fn start_with(device: &Device, environment: &[(&str, &str)]) -> Self {
-        Self::start_in(device.options(), "", &device.options(), "lean", environment)
+        Self::start_in(device.options(), "", &device.options(), "lean", environment, |_| {})
     }
 
     /// Starts one that has its devices from a configuration file; see [`Daemon::configure`].
     #[must_use]
     #[track_caller]
     pub fn start_configured(device: &Device, configuration: &str) -> Self {
-        Self::start_in(device.options(), configuration, &[], "lean", &[])
+        Self::start_in(device.options(), configuration, &[], "lean", &[], |_| {})
+    }
+
+    /// Starts one for these devices with a configuration, and with its state directory as `prepare` leaves it.
+    #[must_use]
+    #[track_caller]
+    pub fn start_prepared(device: &Device, configuration: &str, prepare: impl FnOnce(&Path)) -> Self {
+        Self::start_in(device.options(), configuration, &device.options(), "lean", &[], |dir| {
+            let state = dir.join("state");
+            std::fs::create_dir(&state).expect("it is ours");
+            prepare(&state);
+        })
     }
 
     /// Starts one for the devices of the driver that is loaded, with this plan.
     #[must_use]
     #[track_caller]
     pub fn of_driver(plan: &'static str) -> Self {
-        Self::start_in(Vec::new(), "", &[], plan, &[])
+        Self::start_in(Vec::new(), "", &[], plan, &[], |_| {})
     }
 
     /// `devices`: what tells other commands of the same devices.
@@ -71,6 +82,7 @@ impl Daemon {
         options: &[String],
         plan: &'static str,
         environment: &[(&str, &str)],
+        prepare: impl FnOnce(&Path),
     ) -> Self {
         use std::os::unix::fs::PermissionsExt as _;
         super::require_root();
@@ -78,6 +90,7 @@ impl Daemon {
         // Other users are to reach the socket.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("it is ours");
         std::fs::write(dir.path().join(CONFIGURATION), configuration).expect("it is ours");
+        prepare(dir.path());
         let said = dir.path().join("said");
         let child = spawn(dir.path(), options, plan, &said, environment);
         let mut daemon = Self { child, options: devices, plan, dir, said };
@@ -105,6 +118,21 @@ impl Daemon {
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("d.sock")
+    }
+
+    /// Where it keeps what outlives it.
+    #[must_use]
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    /// `gpu-tracer history` of what it has written.
+    #[must_use]
+    #[track_caller]
+    pub fn history(&self, arguments: &[&str]) -> Finished {
+        let mut command = Command::new(Tracer::program());
+        command.arg("history").arg("--state-dir").arg(self.state_dir()).args(arguments);
+        run(command)
     }
 
     /// Its PID.
