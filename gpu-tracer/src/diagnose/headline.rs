@@ -171,8 +171,8 @@ fn held(judge: &Judge<'_>) -> Headline {
     if serious.iter().all(|finding| finding.ending) {
         return ending(&subject, &serious);
     }
-    if let Some(headline) = idle_contexts(judge, &subject, &serious) {
-        return headline;
+    if are_idle_contexts(judge) {
+        return idle_contexts(judge, &subject, &serious);
     }
     match &serious[..] {
         [one] => one_holder(&subject, one),
@@ -194,22 +194,20 @@ fn ending(subject: &str, serious: &[&Finding]) -> Headline {
     Headline::from(line).then("Ask again in a second.")
 }
 
-/// Only contexts in which nothing is allocated.
-fn idle_contexts(judge: &Judge<'_>, subject: &str, serious: &[&Finding]) -> Option<Headline> {
-    let initialised = serious.iter().all(|finding| finding.role == "initialised");
+/// Is it held by nothing but contexts in which nothing is allocated?
+pub(super) fn are_idle_contexts(judge: &Judge<'_>) -> bool {
+    let mut serious = judge.findings.iter().filter(|finding| !is_infrastructure(&finding.role)).peekable();
     let small = used(judge).is_some_and(|used| used <= INITIALISED_MIB);
-    if !initialised && !small {
-        return None;
-    }
+    serious.peek().is_some() && (small || serious.all(|finding| finding.role == "initialised"))
+}
+
+/// Only contexts in which nothing is allocated.
+fn idle_contexts(judge: &Judge<'_>, subject: &str, serious: &[&Finding]) -> Headline {
     let names: Vec<String> = serious.iter().map(|finding| process(finding)).collect();
     let much = used(judge).map_or_else(String::new, |used| format!(" ({used} MiB)"));
     let verb = if names.len() == 1 { "holds an idle context" } else { "hold idle contexts" };
     let line = listing(&format!("{subject} is initialised, not used: "), &names, &format!(" {verb}{much}."));
-    Some(Headline::from(line).then(if names.len() == 1 {
-        "It can be killed."
-    } else {
-        "They can be killed."
-    }))
+    Headline::from(line).then(if names.len() == 1 { "It can be killed." } else { "They can be killed." })
 }
 
 fn said(finding: &Finding, word: &str) -> bool {

@@ -275,6 +275,7 @@ impl<'a> Judge<'a> {
             None => (MemoryStory::default(), Vec::new()),
         };
         let mut innocents: Vec<Innocent> = innocents;
+        let idle_contexts = verdict == Verdict::Held && headline::are_idle_contexts(&self);
         let Headline { line, details } = headline::headline(&self, verdict);
         innocents.extend(self.findings.iter().filter_map(harmless));
         GpuVerdict {
@@ -285,6 +286,7 @@ impl<'a> Judge<'a> {
             verdict,
             headline: line,
             details,
+            idle_contexts,
             innocents,
             memory,
             advice: self.advice(verdict),

@@ -121,6 +121,9 @@ pub struct GpuVerdict {
     /// What belongs to the answer and has no place in one line, one sentence each.
     #[serde(default)]
     pub details: Vec<String>,
+    /// All that is held of it are contexts in which nothing is allocated.
+    #[serde(default)]
+    pub idle_contexts: bool,
     /// Who holds it: what will not go first, then by what they pin.
     pub holders: Vec<Finding>,
     /// Who looks guilty and is not.
@@ -280,6 +283,7 @@ mod tests {
                 verdict: *verdict,
                 headline: String::new(),
                 details: Vec::new(),
+                idle_contexts: false,
                 holders: Vec::new(),
                 innocents: Vec::new(),
                 memory: MemoryStory::default(),

@@ -96,6 +96,8 @@ fn groups(gpus: &[GpuVerdict]) -> Vec<Vec<&GpuVerdict>> {
             None => groups.push(vec![gpu]),
         }
     }
+    // What is used speaks for those that are only initialised.
+    groups.iter_mut().for_each(|group| group.sort_by_key(|gpu| gpu.idle_contexts));
     groups.sort_by_key(|group| {
         let worst = [Verdict::Stuck, Verdict::NoHandle, Verdict::Held, Verdict::Unknown, Verdict::Free];
         worst.iter().position(|verdict| *verdict == group[0].verdict)
@@ -144,10 +146,15 @@ fn section(group: &[&GpuVerdict], view: &View<'_>) -> String {
     let first = group[0];
     let mut out = paragraph(&first.headline, 0, tone(first.verdict), view);
     out.extend(first.details.iter().map(|detail| paragraph(detail, 0, Tone::Plain, view)));
-    if group.len() > 1 {
-        let others = names(&group[1..]);
+    let alike = |gpu: &&&GpuVerdict| gpu.idle_contexts == first.idle_contexts;
+    let (alike, idle): (Vec<&GpuVerdict>, Vec<&GpuVerdict>) = group[1..].iter().partition(alike);
+    if !alike.is_empty() {
         let same = if first.holders.is_empty() { "The same is true of" } else { "The same processes hold" };
-        out.push_str(&paragraph(&format!("{same} {others}."), 0, Tone::Plain, view));
+        out.push_str(&paragraph(&format!("{same} {}.", names(&alike)), 0, Tone::Plain, view));
+    }
+    if !idle.is_empty() {
+        let only = format!("Of {} they have no more than an idle context.", names(&idle));
+        out.push_str(&paragraph(&only, 0, Tone::Plain, view));
     }
     if !first.holders.is_empty() {
         out.push('\n');

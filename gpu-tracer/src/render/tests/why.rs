@@ -67,6 +67,19 @@ fn eight_workers_that_hold_eight_gpus() {
 }
 
 #[test]
+fn who_computes_on_one_gpu_has_only_contexts_on_the_others() {
+    let mut one = holder(500, 0);
+    one.devices = (0..4).map(|gpu| holder(500, gpu).devices.remove(0)).collect();
+    one.memory = vec![HeldMemory { gpu: 2, mib: 60_518, source: "nvml".to_owned() }];
+    let input = with_memory(Report { holders: vec![one], ..report(4) }, &[3, 3, 60_526, 3]);
+    let text = printed(&input);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("GPU 2 is held by PID 500"), "{text}");
+    assert_eq!(lines[1], "Of GPU 0,1,3 they have no more than an idle context.");
+    assert!(text.contains("gpu-tracer release 0-3"), "{text}");
+}
+
+#[test]
 fn an_unknown_answer_says_why() {
     let mut input = Input::of(report(1));
     input.nvml = NvmlStatus::Hung {
