@@ -55,11 +55,13 @@ pub(super) fn measure(subject: &Subject) -> Result<()> {
     ];
     println!("{}", table(&["", "", "ratio"], &rows));
     println!("  losses: {}", grown(&before["losses"], &after["losses"]));
-    println!("  gaps: {}", after["gaps"]);
+    let gaps = after["gaps"].as_array().into_iter().flatten();
+    let lost: u64 = gaps.clone().filter_map(|gap| gap["events"].as_u64()).sum();
+    println!("  gaps in the record: {}, of {lost} events", gaps.count());
     let Agreed { holders, references } = agreed;
     println!("  afterwards ledger and fresh snapshot agree: {holders} holders, {references} references");
     if per_second < WANTED as f64 && rate.is_none() {
-        println!("  this machine cannot do {WANTED} opens/s");
+        println!("  this machine, with what else runs on it, cannot do {WANTED} opens/s");
     }
     Ok(())
 }
