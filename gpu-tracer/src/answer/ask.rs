@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::{Question, percent};
-use crate::daemon::{Peer, USUAL_SOCKET};
+use crate::daemon::{Peer, Status, USUAL_SOCKET};
 use crate::model::report::{Report, SCHEMA};
 
 /// To be let in.
@@ -85,6 +85,16 @@ pub(super) fn holders(question: &Question) -> Result<Report, AskError> {
         409 => Err(AskError::OtherDevices(problem(&text))),
         status => Err(foreign(format!("status {status}: {}", problem(&text)))),
     }
+}
+
+/// How the daemon is doing, if there is one that tells.
+pub(super) fn status() -> Option<Status> {
+    let deadline = Instant::now() + ANSWER;
+    let (status, mut answer) =
+        ask(Path::new(USUAL_SOCKET), &Request::get("/v1/status"), Some(deadline)).ok()?;
+    let mut text = Vec::new();
+    answer.read_to_end(&mut text).ok()?;
+    (status == 200).then(|| serde_json::from_slice(&text).ok())?
 }
 
 /// Tells the daemon what idle GPUs show: `(index, MiB)`.

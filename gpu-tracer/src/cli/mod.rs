@@ -5,10 +5,12 @@
 
 mod completions;
 mod doctor;
+mod history;
 mod holders;
 mod man;
 mod manual;
 mod release;
+mod report;
 mod run;
 mod screen;
 mod wait;
@@ -154,6 +156,8 @@ enum Command {
     Wait(wait::Arguments),
     Release(release::Arguments),
     Doctor(doctor::Arguments),
+    History(history::Arguments),
+    Report(report::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
 }
@@ -220,6 +224,8 @@ fn answer(
         Command::Wait(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Release(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Doctor(arguments) => arguments.run(devices()?, answers, screen, out)?,
+        Command::History(arguments) => arguments.run(screen, out)?,
+        Command::Report(arguments) => arguments.run(out)?,
         Command::Completions(arguments) => (ExitStatus::Free, arguments.run(out)),
         Command::Man(arguments) => (ExitStatus::Free, arguments.run(out)),
     };

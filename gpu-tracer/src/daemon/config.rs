@@ -23,7 +23,7 @@ pub(super) struct Config {
     pub(super) pin_dir: Option<PathBuf>,
     /// `address:port` for `/metrics`.
     pub(super) metrics_listen: Option<String>,
-    /// `auto`, `lean` or `snapshot`.
+    /// `auto`, `full`, `lean` or `snapshot`.
     pub(super) plan: Option<String>,
     /// Group whose members see everything: a name or a number.
     pub(super) group: Option<String>,
@@ -31,6 +31,16 @@ pub(super) struct Config {
     pub(super) devices: Option<Vec<String>>,
     /// Bytes of the ring of events.
     pub(super) ring_bytes: Option<u32>,
+    /// Seconds between measurements of GPU memory for the journal; 0: none.
+    pub(super) measure_memory_seconds: Option<u32>,
+    /// Keep a journal?
+    pub(super) journal: Option<bool>,
+    /// Days of history kept in it.
+    pub(super) journal_days: Option<u32>,
+    /// MiB that it may have.
+    pub(super) journal_size_mib: Option<u64>,
+    /// MiB of its file system that stay free.
+    pub(super) journal_min_free_mib: Option<u64>,
     /// Programs of this site, and what they are.
     #[serde(default)]
     pub(super) role: Vec<Role>,
@@ -46,8 +56,22 @@ pub(super) struct Role {
     exe: String,
 }
 
-const KEYS: [&str; 9] =
-    ["socket", "state-dir", "pin-dir", "metrics-listen", "plan", "group", "devices", "ring-bytes", "role"];
+const KEYS: [&str; 14] = [
+    "socket",
+    "state-dir",
+    "pin-dir",
+    "metrics-listen",
+    "plan",
+    "group",
+    "devices",
+    "ring-bytes",
+    "journal",
+    "journal-days",
+    "journal-size-mib",
+    "journal-min-free-mib",
+    "measure-memory-seconds",
+    "role",
+];
 const KEYS_OF_A_ROLE: [&str; 2] = ["name", "exe"];
 
 impl Role {

@@ -8,17 +8,20 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::describer::Describer;
+use super::driver::DriverPace;
 use super::feed::Feed;
 use super::inbox::{Inbox, Order, Seen};
 use super::lastly::Lastly;
 use super::looking;
 use super::notify::Manager;
 use super::pace::Pace;
+use super::sampler::Sampler;
 use super::settings::Settings;
 use super::signals::{Signals, Wish};
 use super::status::Counters;
 use super::tell::Names;
 use crate::answer::{Looked, milliseconds};
+use crate::journal::Recorder;
 use crate::kernel::{self, Clock, Devices, boot_now};
 use crate::ledger::Ledger;
 use crate::model::change::Change;
@@ -48,6 +51,7 @@ pub(super) struct Core {
     /// Can files be looked at again by address?
     pub(super) rechecks: bool,
     pub(super) pace: Pace,
+    pub(super) driver_pace: DriverPace,
     /// Is any file on its way out?
     pub(super) pending: bool,
     /// Tasks that were half-way through exit when nobody could know what they had.
@@ -66,6 +70,14 @@ pub(super) struct Core {
     /// Looks hung so many times in a row.
     pub(super) hangs: u32,
     pub(super) not_before: Option<Instant>,
+    /// `None`: no history is kept.
+    pub(super) recorder: Option<Recorder>,
+    /// What was said last of the journal's trouble.
+    pub(super) journal_problem: Option<String>,
+    pub(super) journal_moved: Option<String>,
+    pub(super) sampler: Sampler,
+    /// Did anybody hold a device when memory was last asked for?
+    pub(super) was_held: bool,
     /// A pass of a look that has not come back by then is given up.
     pub(super) patience: Duration,
     /// `None`: what it saw need not be known to the next.
@@ -73,6 +85,10 @@ pub(super) struct Core {
     recheck_due: Instant,
     drained: Instant,
     housekeeping_due: Instant,
+    /// Answers until the last housekeeping.
+    answers_before: u64,
+    /// Has the memory for answers not been given back since the last of them?
+    spacious: bool,
 }
 
 impl Core {
@@ -95,6 +111,7 @@ impl Core {
             ledger: if rechecks { Ledger::with_rechecks() } else { Ledger::new() },
             rechecks,
             pace: Pace::new(now),
+            driver_pace: DriverPace::default(),
             pending: false,
             strangers: HashSet::new(),
             in_doubt: true,
@@ -107,11 +124,18 @@ impl Core {
             counters: Counters::new(),
             hangs: 0,
             not_before: None,
+            recorder: None,
+            journal_problem: None,
+            journal_moved: None,
+            sampler: Sampler::default(),
+            was_held: false,
             patience: looking::PASS_DEADLINE,
             lastly,
             recheck_due: now,
             drained: now,
             housekeeping_due: now + HOUSEKEEPING,
+            answers_before: 0,
+            spacious: false,
         };
         core.note_absence();
         core
@@ -165,6 +189,7 @@ impl Core {
                 self.answer(looks, cost);
             }
             self.recheck_if_due()?;
+            self.follow_driver_if_due()?;
             self.housekeeping(manager);
         }
     }
@@ -172,6 +197,7 @@ impl Core {
     fn next_due(&self) -> Instant {
         let now = Instant::now();
         let mut due = self.pace.due().min(self.housekeeping_due);
+        due = self.driver_pace.due().map_or(due, |follow_up| due.min(follow_up));
         if self.pending {
             due = due.min(self.recheck_due);
         }
@@ -232,7 +258,7 @@ impl Core {
 
     fn take_event(&mut self, event: &Event, changes: &mut Vec<Change>) -> anyhow::Result<()> {
         match &event.kind {
-            EventKind::ModuleLoaded { .. } | EventKind::ModuleUnloaded { .. } => self.rediscover()?,
+            EventKind::ModuleLoaded { .. } | EventKind::ModuleUnloaded { .. } => self.module_announced()?,
             EventKind::Lost { .. } => self.in_doubt = true,
             _ => {}
         }
@@ -255,6 +281,7 @@ impl Core {
                 }
                 Order::Subscribe(subscriber) => self.feed.add(subscriber),
                 Order::Described(process, description) => self.described(process, description),
+                Order::Measured(at_ns, memory) => self.write_down_memory(at_ns, &memory),
             }
         }
         looks
@@ -265,7 +292,7 @@ impl Core {
             return;
         }
         self.counters.answers += looks.len() as u64;
-        let plan = self.settings.plan_word();
+        let plan = self.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
         let openers: HashSet<ProcessId> = openers.collect();
@@ -285,6 +312,7 @@ impl Core {
     /// Tells everybody who listens.
     pub(super) fn tell(&mut self, changes: &[Change]) {
         self.counters.changes += changes.len() as u64;
+        self.write_down(changes);
         if self.feed.is_empty() {
             return;
         }
@@ -310,13 +338,14 @@ impl Core {
     }
 
     /// A driver came or went: other numbers may be devices now.
-    fn rediscover(&mut self) -> anyhow::Result<()> {
+    pub(super) fn rediscover(&mut self) -> anyhow::Result<()> {
         match kernel::discover(std::path::Path::new("/"), &self.settings.devices) {
             Ok(devices) => {
                 if let Some(source) = &mut self.source {
                     source.set_devices(&devices.table)?;
                 }
                 self.devices = Arc::new(devices);
+                self.write_down_gpus();
             }
             Err(error) => super::log::warning(&format!("devices cannot be discovered again: {error}")),
         }
@@ -359,15 +388,20 @@ impl Core {
         }
         self.housekeeping_due = now + HOUSEKEEPING;
         self.clock = Clock::now();
-        if self.ledger.shrink() {
+        let quiet = self.counters.answers == self.answers_before;
+        if self.ledger.shrink() || quiet && self.spacious {
             super::memory::give_back();
+            self.spacious = false;
         }
+        self.spacious |= !quiet;
+        self.answers_before = self.counters.answers;
         self.remember_being_alive();
         manager.tell(&format!("STATUS={}", self.in_a_sentence()));
     }
 
     /// Writes down until when there was somebody to see.
     pub(super) fn remember_being_alive(&mut self) {
+        self.write_down_life();
         let Some(lastly) = &self.lastly else { return };
         if let Err(error) = lastly.write(boot_now()) {
             super::log::warning(&format!("{error:#}"));
@@ -375,7 +409,17 @@ impl Core {
     }
 }
 
-/// May it change who refers to what, or say that something was missed?
+/// May it change who refers to what, or say that something was missed? A file that is being opened, or is gone, has nobody
+/// who refers to it.
 fn asks_for_a_look(kind: &EventKind) -> bool {
-    !matches!(kind, EventKind::Renamed { .. } | EventKind::Signalled { .. } | EventKind::FileChecked { .. })
+    !matches!(
+        kind,
+        EventKind::Renamed { .. }
+            | EventKind::Signalled { .. }
+            | EventKind::FileChecked { .. }
+            | EventKind::Opening { .. }
+            | EventKind::OpenFailed { .. }
+            | EventKind::ReleaseDeferred { .. }
+            | EventKind::Released { .. }
+    )
 }

@@ -110,6 +110,7 @@ impl Core {
         let news = !drift.changes.is_empty();
         self.learn_uids(&snapshot);
         self.tell(&drift.changes);
+        self.write_down_standing();
         self.missing = snapshot.missing.clone();
         self.missing.extend(pid_namespace());
         let strangers = &self.strangers;

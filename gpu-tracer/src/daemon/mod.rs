@@ -15,6 +15,7 @@
 mod config;
 mod core;
 mod describer;
+mod driver;
 mod feed;
 mod following;
 mod http;
@@ -28,6 +29,8 @@ mod metrics;
 mod notify;
 mod pace;
 mod peer;
+mod recording;
+mod sampler;
 mod settings;
 mod signals;
 mod socket;
@@ -41,7 +44,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 pub(crate) use self::peer::Peer;
-pub use self::settings::{Flags, Plan, USUAL_SOCKET};
+pub use self::settings::{Flags, Plan, USUAL_SOCKET, USUAL_STATE_DIR};
 pub use self::status::Status;
 pub use self::watch::{Watching, watch};
 
@@ -50,6 +53,7 @@ use self::describer::Describer;
 use self::idle::IdleMemory;
 use self::lastly::Lastly;
 use self::notify::Manager;
+use self::sampler::Sampler;
 use self::settings::Settings;
 use self::signals::Signals;
 use self::socket::Socket;
@@ -72,7 +76,7 @@ pub fn configured_roles(config: Option<&Path>) -> anyhow::Result<Roles> {
 /// Another daemon is running, the configuration cannot be used, or the kernel does not allow what it takes.
 pub fn run(flags: Flags) -> anyhow::Result<()> {
     memory::be_modest();
-    let mut settings = Settings::new(flags)?;
+    let settings = Settings::new(flags)?;
     let signals = Signals::take().context("cannot take signals")?;
     let manager = Manager::of_environment();
     let lastly = Lastly::open(&settings.state_dir)?;
@@ -84,13 +88,17 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let iterators = Iterators::load(&btf).context(NEEDS)?;
     // Before the first look: what is opened in between is then seen twice and not missed.
     let pin_dir = Some(settings.pin_dir.clone());
-    let source = attach(&mut settings, pin_dir, &btf, &devices)?;
+    let source = attach(&settings, pin_dir, &btf, &devices)?;
     // Several MiB that nobody needs again.
     drop(btf);
     let (outbox, inbox) = inbox::pair().context("cannot make an eventfd")?;
     let describer = Describer::start(outbox.clone()).context("cannot start a thread")?;
     let (group, idle) = (settings.group.clone(), IdleMemory::open(&settings.state_dir));
+    let every = settings.measure_memory.filter(|_| settings.retention.is_some());
+    let sampler = Sampler::start(every, outbox.clone()).context("cannot start a thread")?;
     let mut core = Core::new(settings, devices, source, iterators, describer, Some(lastly));
+    core.open_journal();
+    core.sampler = sampler;
     core.take_events()?;
     core.look(true)?;
     core.remember_being_alive();
@@ -102,15 +110,16 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let ended = core.run(&inbox, Some(&signals), &manager);
     manager.tell("STOPPING=1");
     core.remember_being_alive();
+    core.close_journal();
     drop(socket);
     ended
 }
 
 const NEEDS: &str = "the daemon looks at the kernel through BPF; `gpu-tracer doctor` says what is missing";
 
-/// The hooks of the plan, if it has any; the plan then says which was taken.
+/// The hooks of the plan, if it has any.
 fn attach(
-    settings: &mut Settings,
+    settings: &Settings,
     pin_dir: Option<PathBuf>,
     btf: &Btf,
     devices: &kernel::Devices,
@@ -118,7 +127,8 @@ fn attach(
     if settings.plan == Plan::Snapshot {
         return Ok(None);
     }
-    let mut options = Options { pin_dir, ..Options::default() };
+    let driver = matches!(settings.plan, Plan::Auto | Plan::Full);
+    let mut options = Options { pin_dir, driver, ..Options::default() };
     if let Some(bytes) = settings.ring_bytes {
         options.ring_bytes = bytes;
     }
@@ -135,7 +145,7 @@ fn attach(
     };
     match attached {
         Ok(source) => {
-            settings.plan = Plan::Lean;
+            driver::judge(settings.plan, &source.driver_state())?;
             for hook in source.hooks().iter().filter(|hook| hook.works != kernel::Answer::Yes) {
                 let why = hook.detail.as_deref().unwrap_or("this kernel does not have it");
                 log::warning(&format!("no hook at {}: {why}", hook.hook));
@@ -145,10 +155,9 @@ fn attach(
         Err(error @ ProbeError::Busy { .. }) => Err(error.into()),
         Err(error) if settings.plan == Plan::Auto => {
             log::warning(&format!("no events, only snapshots: {error}"));
-            settings.plan = Plan::Snapshot;
             Ok(None)
         }
-        Err(error) => Err(error).context("plan lean"),
+        Err(error) => Err(error).context("no events, which the plan demands"),
     }
 }
 

@@ -3,26 +3,31 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 
 use super::config::{self, Config};
 use super::peer::{self, Group};
 use crate::diagnose::Roles;
+use crate::journal::Retention;
 use crate::kernel::ExtraDevice;
 
 /// Where the daemon usually listens.
 pub const USUAL_SOCKET: &str = "/run/gpu-tracer/gpu-tracer.sock";
-const USUAL_STATE_DIR: &str = "/var/lib/gpu-tracer";
+/// Where the daemon usually keeps what outlives it.
+pub const USUAL_STATE_DIR: &str = "/var/lib/gpu-tracer";
 const USUAL_PIN_DIR: &str = "/sys/fs/bpf/gpu-tracer";
 const USUAL_GROUP: &str = "gpu-tracer";
 
 /// Where facts come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plan {
-    /// `lean` if the kernel allows it, otherwise `snapshot`.
+    /// The best that the kernel and the driver allow: `full`, `lean` or `snapshot`.
     #[default]
     Auto,
+    /// Lean, and kprobes at the driver's own open and release.
+    Full,
     /// Tracepoints, device nodes asked for, and snapshots.
     Lean,
     /// Snapshots only.
@@ -35,9 +40,15 @@ impl std::str::FromStr for Plan {
     fn from_str(name: &str) -> anyhow::Result<Self> {
         match name {
             "auto" => Ok(Self::Auto),
+            "full" => Ok(Self::Full),
             "lean" => Ok(Self::Lean),
             "snapshot" => Ok(Self::Snapshot),
-            other => anyhow::bail!("there is no plan {other:?}: use auto, lean or snapshot"),
+            // Refused in words: people may have read of it.
+            "exhaustive" => anyhow::bail!(
+                "plan exhaustive is not in this version: it would hook every file of the host, and every open and \
+                 close of anybody would pay for that; use full, which hooks the driver alone"
+            ),
+            other => anyhow::bail!("there is no plan {other:?}: use auto, full, lean or snapshot"),
         }
     }
 }
@@ -75,6 +86,10 @@ pub(super) struct Settings {
     pub(super) group: Group,
     pub(super) devices: Vec<ExtraDevice>,
     pub(super) ring_bytes: Option<u32>,
+    /// How much history is kept; `None`: none.
+    pub(super) retention: Option<Retention>,
+    /// Between measurements of memory; `None`: it is not measured.
+    pub(super) measure_memory: Option<Duration>,
     pub(super) roles: Arc<Roles>,
 }
 
@@ -124,6 +139,11 @@ impl Settings {
             group: Group::new(peer::group_number(config.group.as_deref().unwrap_or(USUAL_GROUP))),
             devices,
             ring_bytes: config.ring_bytes,
+            retention: retention(&config),
+            measure_memory: config
+                .measure_memory_seconds
+                .filter(|seconds| *seconds > 0)
+                .map(|seconds| Duration::from_secs(seconds.into())),
             roles: Arc::new(config.roles()),
             flags,
             config,
@@ -146,6 +166,8 @@ impl Settings {
         differs("metrics-listen", new.metrics_listen != self.metrics_listen);
         differs("plan", new.config.plan != self.config.plan);
         differs("ring-bytes", new.ring_bytes != self.ring_bytes);
+        differs("measure-memory-seconds", new.measure_memory != self.measure_memory);
+        differs("journal and its limits", new.retention != self.retention);
         self.devices = new.devices;
         self.group.set(new.group.number());
         self.roles = new.roles;
@@ -154,14 +176,20 @@ impl Settings {
         self.config.role = new.config.role;
         Ok(left)
     }
+}
 
-    /// The plan as answers name it.
-    pub(super) fn plan_word(&self) -> &'static str {
-        match self.plan {
-            Plan::Auto | Plan::Lean => "lean",
-            Plan::Snapshot => "snapshot",
-        }
+/// How much history is to be kept.
+fn retention(config: &Config) -> Option<Retention> {
+    if config.journal == Some(false) {
+        return None;
     }
+    let usual = Retention::default();
+    let bytes = |mib: Option<u64>, usual: u64| mib.map_or(usual, |mib| mib.saturating_mul(1 << 20));
+    Some(Retention {
+        age: config.journal_days.map_or(usual.age, |days| Duration::from_secs(u64::from(days) * 24 * 3600)),
+        size: bytes(config.journal_size_mib, usual.size),
+        free: bytes(config.journal_min_free_mib, usual.free),
+    })
 }
 
 /// µs of the clock that a service manager wants to hear (`CLOCK_MONOTONIC`).
@@ -197,8 +225,9 @@ mod tests {
     #[test]
     fn values_that_mean_nothing_are_refused_by_name() {
         let problem = |config| format!("{:#}", Settings::of(Flags::default(), config).unwrap_err());
-        let plan = Config { plan: Some("fast".to_owned()), ..Config::default() };
-        assert!(problem(plan).contains("fast"));
+        let plan = |name: &str| Config { plan: Some(name.to_owned()), ..Config::default() };
+        assert!(problem(plan("fast")).contains("fast"));
+        assert!(problem(plan("exhaustive")).contains("use full"));
         let listen = Config { metrics_listen: Some("9400".to_owned()), ..Config::default() };
         assert!(problem(listen).contains("metrics-listen"));
         let devices = Config { devices: Some(vec!["x".to_owned()]), ..Config::default() };

@@ -7,7 +7,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::core::Core;
-use super::tell::{gap_cause, wall};
+use super::tell::wall;
+use crate::journal::Health;
 use crate::kernel::Answer;
 use crate::ledger::View;
 use crate::model::report::{Coverage, MissingReport};
@@ -21,7 +22,7 @@ pub struct Status {
     pub version: String,
     /// PID of the daemon.
     pub pid: u32,
-    /// `lean` or `snapshot`.
+    /// `full`, `lean` or `snapshot`: what is in effect now.
     pub plan: String,
     /// How it came to its hooks: `fresh`, `resumed`, `replaced`, or `none`.
     pub start: String,
@@ -49,6 +50,9 @@ pub struct Status {
     pub holders: BTreeMap<String, u64>,
     /// The last look.
     pub last_look: LastLook,
+    /// How the journal is doing.
+    #[serde(default)]
+    pub journal: Health,
 }
 
 /// One hook.
@@ -175,7 +179,7 @@ impl Core {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            plan: self.settings.plan_word().to_owned(),
+            plan: self.plan_word().to_owned(),
             start: self.start_word().to_owned(),
             uptime_seconds: self.counters.started.elapsed().as_secs_f64(),
             cpu_seconds: cpu_seconds(),
@@ -211,6 +215,7 @@ impl Core {
                 took_us: us(self.counters.took),
                 longest_us: us(self.counters.longest),
             },
+            journal: self.journal_health(),
         }
     }
 
@@ -220,7 +225,7 @@ impl Core {
         let gaps = self.ledger.gaps().entries().len() as u64 + self.ledger.gaps().dropped();
         format!(
             "plan {}: {}, {}, {} in the record",
-            self.settings.plan_word(),
+            self.plan_word(),
             counted(view.files.len(), "open file", "open files"),
             counted(view.holders.len(), "holder", "holders"),
             counted(gaps, "gap", "gaps")
@@ -237,7 +242,7 @@ impl Core {
     }
 
     fn hooks(&self) -> Vec<Hook> {
-        let hooks = self.source.iter().flat_map(|source| source.hooks());
+        let hooks = self.source.iter().flat_map(|source| source.hooks().iter().chain(source.driver_hooks()));
         let hook = |hook: &crate::probe::events::HookReport| Hook {
             hook: hook.hook.to_owned(),
             works: matches!(hook.works, Answer::Yes),
@@ -256,14 +261,11 @@ impl Core {
 
     fn gaps(&self) -> Vec<GapReport> {
         let gaps = self.ledger.gaps().entries().iter();
-        gaps.map(|gap| {
-            let (cause, events) = gap_cause(&gap.cause);
-            GapReport {
-                from: wall(&self.clock, gap.from_ns),
-                to: wall(&self.clock, gap.to_ns),
-                cause: cause.unwrap_or_default(),
-                events,
-            }
+        gaps.map(|gap| GapReport {
+            from: wall(&self.clock, gap.from_ns),
+            to: wall(&self.clock, gap.to_ns),
+            cause: gap.cause.word(),
+            events: gap.cause.events(),
         })
         .collect()
     }

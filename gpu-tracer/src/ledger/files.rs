@@ -253,6 +253,18 @@ impl Files {
         self.last_id
     }
 
+    /// A file whose release is deferred goes by the driver's name for that work from now on: its address is free.
+    pub(super) fn outlive(&mut self, address: FileKey, work: FileKey) {
+        let Some(id) = self.id_of(address) else { return };
+        let Some(file) = self.records.get_mut(&id) else { return };
+        if !matches!(file.state, FileState::Deferred { .. }) || self.by_key.contains_key(&work) {
+            return;
+        }
+        file.key = work;
+        self.by_key.remove(&address);
+        self.by_key.insert(work, id);
+    }
+
     pub(super) fn remove(&mut self, id: u64) -> Option<FileRecord> {
         let record = self.records.remove(&id)?;
         self.by_key.remove(&record.key);

@@ -117,7 +117,8 @@ impl Ledger {
         if left.is_empty() {
             return;
         }
-        let spare = self.touches.spare(window, family);
+        // A look takes its time: what is in no slot that was opened may have been opened and moved while it went on.
+        let spare = self.touches.spare(Window { until_ns: u64::MAX, ..window }, family);
         let mut by_opener: Map<(ProcessId, DeviceNumber), Vec<(Option<u32>, &Fresh)>> = Map::default();
         for file in left {
             let touchers = spare.get(&file.device);
@@ -137,7 +138,7 @@ impl Ledger {
             let touched: Vec<u64> = self
                 .touches
                 .of(process)
-                .filter(|touch| touch.device == device && touch.at_ns <= window.until_ns)
+                .filter(|touch| touch.device == device)
                 .map(|touch| touch.at_ns)
                 .collect();
             let alone =

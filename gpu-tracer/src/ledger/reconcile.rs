@@ -247,8 +247,7 @@ impl Ledger {
             return Sameness::Same;
         }
         // What a look cannot see may be what has stayed.
-        let named = resolved.vias(seen).len() as u64;
-        let elsewhere = !(before.complete && scene.complete) || seen.count.is_some_and(|count| count > named);
+        let elsewhere = !(before.complete && scene.complete);
         let referrers: Vec<ProcessId> = referrers(held).collect();
         let scope =
             Scope { window: self.window(scene), family: None, in_use: &|table| scene.world.in_use(table) };

@@ -204,6 +204,16 @@ impl Touches {
         log.remove(at)
     }
 
+    /// Takes out the touch of a task that announced an open of which is known when the driver was asked for it.
+    pub(super) fn take_latest(&mut self, task: TaskId, device: DeviceNumber, until_ns: u64) {
+        let announced =
+            |touch: &&Touch| touch.task == task && touch.device == device && touch.at_ns <= until_ns;
+        let latest = self.of(task.process).filter(announced).next_back().map(|touch| touch.at_ns);
+        if let Some(at_ns) = latest {
+            self.take(task.process, device, at_ns);
+        }
+    }
+
     /// Forgets touches up to this moment whose slot is filled: they led to that file or to one that has left the slot.
     pub(super) fn settle(&mut self, until_ns: u64, filled: impl Fn(Slot) -> bool) {
         let spent = |touch: &Touch| touch.at_ns <= until_ns && touch.slot.is_some_and(&filled);

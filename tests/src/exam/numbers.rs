@@ -1,6 +1,6 @@
 //! Which open file a daemon calls by which number. Its numbers stay: a file must keep its own, and no other may get it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::compare::{Shown, compare_files};
 use super::model::{Expected, ExpectedFile, Id};
@@ -15,6 +15,8 @@ pub struct Numbers {
     known: BTreeMap<Id, Known>,
     /// Numbers of files that are released, by the question at which they were first found to be.
     retired: BTreeMap<u64, u64>,
+    /// Numbers that were shown at the question before, and at this one.
+    shown: (BTreeSet<u64>, BTreeSet<u64>),
     question: u64,
     /// How often an opener was named exactly, named as likely, and not named.
     pub openers: (u64, u64, u64),
@@ -31,11 +33,12 @@ impl Numbers {
     /// What is asked from now on is another question.
     pub fn next_question(&mut self) {
         self.question += 1;
+        self.shown.0 = std::mem::take(&mut self.shown.1);
     }
 
     /// Forgets all.
     pub fn clear(&mut self) {
-        (self.known, self.retired) = (BTreeMap::new(), BTreeMap::new());
+        (self.known, self.retired, self.shown) = Default::default();
     }
 
     /// Files that were told apart before must be the same still; the others are told apart as far as they differ.
@@ -46,6 +49,7 @@ impl Numbers {
         found: &mut Vec<String>,
     ) {
         self.retire(expected, shown);
+        self.shown.1.extend(shown.keys());
         let mut left: BTreeMap<Id, &ExpectedFile> =
             expected.files.iter().map(|(id, file)| (*id, file)).collect();
         let mut unclaimed: BTreeMap<u64, &Shown<'_>> =
@@ -70,8 +74,10 @@ impl Numbers {
             let mut alike = unclaimed.values().filter(|shown| shown.traits() == should.traits());
             let unique = left.values().filter(|other| other.traits() == should.traits()).count() == 1;
             if let (Some(is), None, true) = (alike.next(), alike.next(), unique) {
-                let taken_over = self.retired.remove(&is.file.id).is_some();
-                self.known.insert(*id, Known { number: is.file.id, taken_over });
+                let number = is.file.id;
+                let older = self.shown.0.contains(&number) && should.fresh;
+                let taken_over = self.retired.remove(&number).is_some() || older;
+                self.known.insert(*id, Known { number, taken_over });
             }
         }
         self.check_openers(expected, shown, found);
@@ -102,9 +108,16 @@ impl Numbers {
         found: &mut Vec<String>,
     ) {
         for (number, is) in unclaimed {
-            let Some(since) = self.retired.get(number) else { continue };
             let mut alike = left.values().filter(|file| file.traits() == is.traits());
-            let may = *since == self.question
+            let since = match self.retired.get(number) {
+                Some(since) => *since,
+                // Which file this was could not be told; if it is an old one, it may well be that still.
+                None if self.shown.0.contains(number) && alike.clone().all(|file| file.fresh) => {
+                    self.question
+                }
+                None => continue,
+            };
+            let may = since == self.question
                 && !is.file.opened_exact
                 && alike.any(|file| file.fresh && !file.unmoved);
             if !may {
@@ -156,8 +169,6 @@ impl Numbers {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::harness::{HeldFile, Opener};
 

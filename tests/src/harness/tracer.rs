@@ -314,7 +314,11 @@ pub(super) fn run(mut command: Command) -> Finished {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let shown = format!("{command:?}");
     let begun = Instant::now();
-    let child = command.spawn().unwrap_or_else(|error| panic!("{shown}: {error}"));
+    // A program that was copied just now may be open for writing in a child that another test forks at this moment.
+    let child = super::eventually("a program that is not busy", PATIENCE, || match command.spawn() {
+        Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => None,
+        spawned => Some(spawned.unwrap_or_else(|error| panic!("{shown}: {error}"))),
+    });
     let pid = child.id();
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || sender.send(child.wait_with_output()));

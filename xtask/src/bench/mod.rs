@@ -5,6 +5,7 @@ mod agree;
 mod crowd;
 mod daemon;
 mod idle;
+mod journal;
 mod measure;
 mod overhead;
 mod restarts;
@@ -52,6 +53,12 @@ pub(crate) struct Arguments {
     /// storm: seconds of it; standing: seconds in which nothing happens.
     #[arg(long, default_value_t = 60)]
     seconds: u32,
+    /// journal: events written.
+    #[arg(long, default_value_t = 10_000_000)]
+    events: u64,
+    /// journal: seconds after which no more are written.
+    #[arg(long, default_value_t = 300)]
+    journal_seconds: u64,
     /// storm: opens per second; as many as can be when not given.
     #[arg(long)]
     rate: Option<u64>,
@@ -72,6 +79,8 @@ enum Name {
     Standing,
     /// The device opened and closed as fast as can be while a daemon watches.
     Storm,
+    /// Writing the journal, and asking a full one.
+    Journal,
     /// A daemon killed and started again while the device is opened and closed.
     Restarts,
     /// `gpu-tracer why` without NVML, with one that hangs, and through a daemon, against what is promised.
@@ -112,6 +121,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
                 Name::Overhead => overhead::measure(&subject),
                 Name::Standing => standing::measure(&subject),
                 Name::Storm => storm::measure(&subject),
+                Name::Journal => journal::measure(&subject),
                 Name::Restarts => restarts::measure(&subject),
                 Name::Why => why::measure(workspace, &subject),
             }

@@ -111,6 +111,15 @@ fn what_is_seen_in_a_slot_that_is_opened_while_the_look_goes_on_may_have_been_th
 }
 
 #[test]
+fn a_file_that_was_opened_and_moved_while_the_look_went_on_is_not_said_to_be_an_earlier_openers() {
+    let mut ledger = nothing_open();
+    ledger.apply(&opens(60_000, 20, GPU0, 5));
+    ledger.apply(&opens(100_500, 10, GPU0, 3));
+    ledger.reconcile(&world(100_000, tasks(), vec![device(1, GPU0, 1)], vec![fd(1, 10, 9)]));
+    assert_eq!(openings(&ledger), [None]);
+}
+
+#[test]
 fn an_open_that_takes_the_driver_several_looks_is_still_its_openers() {
     let mut ledger = nothing_open();
     ledger.apply(&opens(60_000, 10, GPU0, 3));
