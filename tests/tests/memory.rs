@@ -100,14 +100,21 @@ fn a_little_memory_without_a_holder_is_free_and_named_for_what_it_is() {
 fn b15_a_hanging_nvml_does_not_keep_the_kernels_answer_back() {
     let play = Play::stage_on(Device::nobodys(), "plain", &[]);
     let hang = json!([{"call": "memory", "do": "deadlock"}]);
+    let healthy = run(&play.device, &WHY, &gpu(5, &json!([])), &json!([]));
     let finished = run(&play.device, &WHY, &gpu(5, &json!([])), &hang);
     let (status, verdict) = verdict(&finished);
     assert_eq!(status, 1, "{verdict:#}");
     assert_eq!(verdict["holders"][0]["pid"], play.truth.holders[0].pid, "{verdict:#}");
     let all = String::from_utf8_lossy(&finished.out).into_owned();
     assert!(all.contains("\"hung\""), "{all}");
-    // Two seconds for NVML; the rest is for a loaded machine.
-    assert!(finished.took < Duration::from_secs(4), "took {:?}", finished.took);
+    // Two seconds for NVML beside what it takes anyway, which a loaded or emulated machine needs far longer for.
+    let limit = healthy.took * 3 + Duration::from_secs(4);
+    assert!(
+        finished.took < limit,
+        "took {:?}, and {:?} with an NVML that answers",
+        finished.took,
+        healthy.took
+    );
 }
 
 #[test]
