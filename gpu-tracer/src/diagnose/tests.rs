@@ -163,6 +163,8 @@ fn a2b_a_forked_child_of_another_name_keeps_the_memory_of_a_dead_creator() {
     // With the record of the opening it is a fact.
     input.report.files = vec![FileReport {
         since: None,
+        for_ms: None,
+        task: None,
         id: 4,
         device: "nvidia4".to_owned(),
         gpu: Some(4),
@@ -368,6 +370,8 @@ fn a_file_that_the_driver_still_releases_is_neither_free_nor_a_leak() {
         let mut input = with_memory(report(1), &[50_000]);
         input.report.files = vec![FileReport {
             since: None,
+            for_ms: None,
+            task: None,
             id: 1,
             device: "nvidia0".to_owned(),
             gpu: Some(0),
