@@ -303,6 +303,36 @@ fn every_file_of_a_killed_process_is_told_to_the_moment() {
     assert_eq!(losses(&daemon), 0, "{}", daemon.status());
 }
 
+/// The kernel makes a note of where a hooked call is to return to, and has room for ten or so.
+#[test]
+fn more_tasks_stuck_than_the_kernel_keeps_notes_of_are_all_told_and_what_was_not_seen_is_counted() {
+    let Some(_knobs) = standin_driver() else { return };
+    const MANY: usize = 24;
+    let daemon = daemon();
+    let mut watch = daemon.watch();
+    driver::tell("release 3 block").expect("the driver listens");
+    let mut processes: Vec<Holding> = (0..MANY).map(|_| Holding::open(&[DEVICE])).collect();
+    processes.iter_mut().for_each(Holding::kill);
+    let told = |watch: &mut Watch, what: &str| {
+        let of_it = |line: &&Value| line["what"] == what && line["device"] == DEVICE;
+        while watch.told.iter().filter(of_it).count() < MANY {
+            watch.await_next();
+        }
+        watch.told.iter().filter(of_it).cloned().collect::<Vec<Value>>()
+    };
+    assert_eq!(told(&mut watch, "releasing").len(), MANY);
+    driver::tell("clear").expect("the driver listens");
+    let released = told(&mut watch, "released");
+    let unseen = released.iter().filter(|line| line["cause"] != "seen").count();
+    println!("{unseen} of {MANY} returns were not told by the kernel");
+    // Reaped, so that whoever was not seen to return is known to have.
+    drop(processes);
+    if unseen > 0 {
+        eventually("a count of what was not told", SOON, || (losses(&daemon) > 0).then_some(()));
+    }
+    eventually("nobody", SOON, || files(&daemon.holders(), DEVICE).is_empty().then_some(()));
+}
+
 #[test]
 fn a_release_that_began_before_the_daemon_was_killed_is_known_to_the_next_one() {
     let Some(_knobs) = standin_driver() else { return };

@@ -8,10 +8,10 @@ use super::look::Looked;
 use crate::diagnose::{self, Evidence, Roles};
 use crate::gpu::claims::NvmlAnswer;
 use crate::kernel::{self, Clock, Devices};
-use crate::ledger::{FileView, HolderView, Origin};
+use crate::ledger::{FileState, FileView, HolderView, Origin};
 use crate::model::report::{
     Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
-    SCHEMA,
+    SCHEMA, TaskReport,
 };
 use crate::model::{DeviceNumber, DeviceTable, Gpu, ProcessId, TaskState, counted};
 use crate::process::facts::read_stat;
@@ -27,8 +27,12 @@ pub(super) fn report(
 ) -> Report {
     let mut names = Names { table: &devices.table, known: HashMap::new() };
     let mut openers = Openers { ended: &looked.ended, known: HashMap::new() };
-    let files: Vec<FileReport> =
-        looked.view.files.iter().map(|file| file_report(file, &mut names, &mut openers, clock)).collect();
+    let files: Vec<FileReport> = looked
+        .view
+        .files
+        .iter()
+        .map(|file| file_report(file, looked.view.taken_ns, &mut names, &mut openers, clock))
+        .collect();
     let holders: Vec<Holder> =
         looked.view.holders.iter().map(|view| holder(view, looked, &mut names, roles, clock)).collect();
     let mut report = Report {
@@ -112,6 +116,7 @@ pub(super) fn add_memory(report: &mut Report, nvml: &NvmlAnswer) {
 
 fn file_report(
     file: &FileView,
+    taken_ns: u64,
     names: &mut Names<'_>,
     openers: &mut Openers<'_>,
     clock: &Clock,
@@ -123,6 +128,8 @@ fn file_report(
         gpu,
         state: file.state.word().to_owned(),
         since: file.state.since_ns().map(|since_ns| wall(clock, since_ns)),
+        for_ms: file.state.since_ns().map(|since_ns| taken_ns.saturating_sub(since_ns) / 1_000_000),
+        task: file.state.task().map(|task| TaskReport { pid: task.process.tgid, tid: task.tid }),
         references: file.count,
         unexplained: file.unexplained,
         driver_pins: file.driver_pins,
@@ -188,6 +195,9 @@ fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, roles: &Rol
         view: &looked.view,
     };
     let mut why = diagnose::why(&evidence);
+    if looked.view.files.iter().any(|file| is_releasing(file, view)) {
+        why.push("releasing");
+    }
     why.extend(by_history(view).into_iter().filter(|word| !why.contains(word)).collect::<Vec<_>>());
     let why = why.into_iter().map(str::to_owned).collect();
     let exe = facts.as_ref().and_then(|facts| facts.exe.as_ref()).map(|exe| &exe.0[..]);
@@ -223,6 +233,11 @@ fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, roles: &Rol
         memory: Vec::new(),
         devices: held,
     }
+}
+
+/// Is a task of this holder inside the driver's release of this file?
+fn is_releasing(file: &FileView, view: &HolderView) -> bool {
+    matches!(file.state, FileState::Releasing { task, .. } if task.process == view.process && task.tid == view.carrier.tid)
 }
 
 /// How it came to hold what it holds, as far as that was seen.

@@ -197,7 +197,8 @@ fn driver_checks(features: &Features) -> Vec<Check> {
         checks.extend(hooks.into_iter().map(|hook| {
             let answer = if hook.works.is_yes() { Answer::Yes } else { Answer::No };
             let detail = hook.detail.unwrap_or_else(|| "can be followed".to_owned());
-            check(&format!("kprobe/{}", hook.hook), Need::Optional, answer, detail, None)
+            let function = hook.hook.rsplit(':').next().unwrap_or_default();
+            check(&format!("kprobe/{function}"), Need::Optional, answer, detail, None)
         }));
     }
     checks

@@ -123,7 +123,7 @@ impl Viewer {
         let own: Vec<bool> = report.files.iter().map(|file| held(file.id)).collect();
         for (file, own) in report.files.iter_mut().zip(own) {
             if !own {
-                (file.opener, file.opened_at, file.opened_exact) = (None, None, false);
+                (file.opener, file.opened_at, file.opened_exact, file.task) = (None, None, false, None);
             }
         }
         // What stands there may name processes of others.
@@ -197,7 +197,7 @@ fn group_in(file: &str, name: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::report::{Cost, Coverage, FileReport, HeldDevice, Holder, Opener, SCHEMA};
+    use crate::model::report::{Cost, Coverage, FileReport, HeldDevice, Holder, Opener, SCHEMA, TaskReport};
 
     fn report() -> Report {
         let holder = |pid, uid, file| Holder {
@@ -214,6 +214,8 @@ mod tests {
             gpu: Some(0),
             state: "open".to_owned(),
             since: None,
+            for_ms: None,
+            task: Some(TaskReport { pid: 1, tid: 1 }),
             references: Some(1),
             unexplained: 0,
             driver_pins: 0,
@@ -251,6 +253,9 @@ mod tests {
         let named: Vec<u64> =
             seen.files.iter().filter(|file| file.opener.is_some()).map(|file| file.id).collect();
         assert_eq!(named, [1]);
+        let tasks: Vec<u64> =
+            seen.files.iter().filter(|file| file.task.is_some()).map(|file| file.id).collect();
+        assert_eq!(tasks, [1]);
         let missing = &seen.coverage.missing[0];
         assert_eq!((missing.what.as_str(), seen.coverage.complete), ("withheld", false));
         assert!(missing.why.starts_with("2 holders"), "{}", missing.why);

@@ -8,7 +8,7 @@ use super::place::{in_gpu_driver, place};
 use super::role::is_infrastructure;
 use crate::model::diagnosis::{Fact, Finding};
 use crate::model::report::{FileReport, Holder, Opener};
-use crate::model::{RawText, counted};
+use crate::model::{RawText, counted, seconds};
 
 pub(super) fn fact(text: impl Into<String>) -> Fact {
     Fact { text: text.into(), inferred: false }
@@ -125,6 +125,15 @@ fn evidence(input: &Input, holder: &Holder, finding: &Finding, openers: &[&Opene
     }
     if let Some(wait) = input.waits.get(&holder.tid).filter(|wait| wait.unmoved && holder.state == "D") {
         facts.push(fact(format!("Task {} did not move for {} ms.", holder.tid, wait.over_ms)));
+    }
+    for file in input.report.files.iter().filter(|file| file.state == "releasing") {
+        if let Some(task) = file.task.filter(|task| (task.pid, task.tid) == (holder.pid, holder.tid)) {
+            let age = file.for_ms.map_or_else(String::new, |ms| format!(" for {}", seconds(ms)));
+            facts.push(fact(format!(
+                "Task {} has been inside the driver's release of {}{age}.",
+                task.tid, file.device
+            )));
+        }
     }
     for opener in
         openers.iter().filter(|opener| opener.pid != holder.pid || opener.start_ns != holder.start_ns).take(3)

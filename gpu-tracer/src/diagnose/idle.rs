@@ -61,6 +61,8 @@ mod tests {
             gpu: Some(1),
             state: "releasing".to_owned(),
             since: None,
+            for_ms: None,
+            task: None,
             references: Some(0),
             unexplained: 0,
             driver_pins: 0,

@@ -59,6 +59,15 @@ impl FileState {
         }
     }
 
+    /// The task that is inside the driver with it, where that is known.
+    #[must_use]
+    pub const fn task(self) -> Option<TaskId> {
+        match self {
+            Self::Opening { task, .. } | Self::Releasing { task, .. } => Some(task),
+            Self::Open | Self::Detached { .. } | Self::Unreferenced { .. } | Self::Deferred { .. } => None,
+        }
+    }
+
     /// When it came into this state, ns of boot time; `None` for `open`.
     #[must_use]
     pub const fn since_ns(self) -> Option<u64> {

@@ -208,7 +208,7 @@ impl Touches {
     pub(super) fn take_latest(&mut self, task: TaskId, device: DeviceNumber, until_ns: u64) {
         let announced =
             |touch: &&Touch| touch.task == task && touch.device == device && touch.at_ns <= until_ns;
-        let latest = self.of(task.process).filter(announced).next_back().map(|touch| touch.at_ns);
+        let latest = self.of(task.process).rfind(announced).map(|touch| touch.at_ns);
         if let Some(at_ns) = latest {
             self.take(task.process, device, at_ns);
         }

@@ -24,4 +24,4 @@ pub use exit::ExitStatus;
 pub use gpu::{Gpu, GpuMemory, ProcessMemory};
 pub use snapshot::{FileKey, Missing, OpenFile, Reference, Snapshot, Via};
 pub use task::{MmKey, ProcessId, TableKey, Task, TaskState};
-pub use text::{RawText, counted};
+pub use text::{RawText, counted, seconds};

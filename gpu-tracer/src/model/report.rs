@@ -98,6 +98,13 @@ pub struct FileReport {
     /// Since when it is in that state, wall clock; `null` for `open`.
     #[serde(default)]
     pub since: Option<String>,
+    /// For how long it is in that state, ms; left out for `open`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_ms: Option<u64>,
+    /// The task that is inside the driver with it, where that is known: of an `opening` file the one that opens it, of a
+    /// `releasing` one the one in whose context it is released.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskReport>,
     /// The kernel's count; `null` where it cannot be read.
     pub references: Option<u64>,
     /// References that nobody we can name accounts for.
@@ -113,6 +120,15 @@ pub struct FileReport {
     pub opened_exact: bool,
     /// Who opened it, if that was seen.
     pub opener: Option<Opener>,
+}
+
+/// A task.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskReport {
+    /// Host PID.
+    pub pid: u32,
+    /// Host thread id.
+    pub tid: u32,
 }
 
 /// Who opened a file.

@@ -110,6 +110,12 @@ fn escaped_byte(text: &[u8]) -> Option<u8> {
     (byte == b'\\' || !byte.is_ascii()).then_some(byte)
 }
 
+/// `12.3 s`
+#[must_use]
+pub fn seconds(ms: u64) -> String {
+    format!("{}.{} s", ms / 1000, ms % 1000 / 100)
+}
+
 /// `1 file`, `2 files`.
 #[must_use]
 pub fn counted<N: std::fmt::Display + PartialEq + From<u8>>(number: N, one: &str, many: &str) -> String {

@@ -64,6 +64,8 @@ fn a2b_a_forked_child_of_another_name_keeps_the_memory_of_a_dead_creator() {
     // With the record of the opening it is a fact.
     input.report.files = vec![FileReport {
         since: None,
+        for_ms: None,
+        task: None,
         id: 4,
         device: "nvidia4".to_owned(),
         gpu: Some(4),

@@ -219,6 +219,8 @@ fn a_file_that_the_driver_still_releases_is_neither_free_nor_a_leak() {
         let mut input = with_memory(report(1), &[50_000]);
         input.report.files = vec![FileReport {
             since: None,
+            for_ms: None,
+            task: None,
             id: 1,
             device: "nvidia0".to_owned(),
             gpu: Some(0),

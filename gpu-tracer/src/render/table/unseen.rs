@@ -7,8 +7,8 @@ use super::super::columns::Tone;
 use super::super::ranges::ranges;
 use super::super::text::escape_str;
 use super::{Summary, paragraph};
-use crate::model::counted;
 use crate::model::report::FileReport;
+use crate::model::{counted, seconds};
 
 /// Open files that no holder refers to.
 pub(super) fn orphans(summary: &Summary<'_>, view: &View<'_>) -> String {
@@ -27,6 +27,11 @@ pub(super) fn orphans(summary: &Summary<'_>, view: &View<'_>) -> String {
             counted(files.len(), "open file", "open files"),
             escape_str(state)
         );
+        if let Some((task, ms)) = files.iter().find_map(|file| Some((file.task?, file.for_ms?))) {
+            text.push_str(&format!(" by task {} of PID {} for {}", task.tid, task.pid, seconds(ms)));
+        } else if let Some(ms) = files.iter().filter_map(|file| file.for_ms).max() {
+            text.push_str(&format!(" for {}", seconds(ms)));
+        }
         let openers: Vec<String> = files
             .iter()
             .filter_map(|file| file.opener.as_ref())

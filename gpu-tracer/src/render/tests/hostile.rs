@@ -150,6 +150,8 @@ fn file() -> impl Strategy<Value = FileReport> {
             gpu,
             state,
             since: None,
+            for_ms: None,
+            task: None,
             references,
             unexplained,
             driver_pins: 0,
