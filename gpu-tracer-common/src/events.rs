@@ -61,6 +61,17 @@ pub const KIND_MODULE_LOADED: u16 = 40;
 /// [`ModuleRecord`].
 pub const KIND_MODULE_UNLOADED: u16 = 41;
 
+/// [`DriverRecord`]: the driver's open of a file was entered.
+pub const KIND_OPENING: u16 = 42;
+/// [`DriverRecord`]: the driver's open returned.
+pub const KIND_OPENED: u16 = 43;
+/// [`DriverRecord`]: the driver's release was entered.
+pub const KIND_RELEASING: u16 = 44;
+/// [`DriverRecord`]: the driver's release has left its work to a kernel thread of the driver.
+pub const KIND_DEFERRED: u16 = 45;
+/// [`DriverRecord`]: the driver's release, or what it had left to a kernel thread, is done.
+pub const KIND_RELEASED: u16 = 46;
+
 /// `detail` of a [`TouchRecord`].
 pub mod access_bits {
     /// To read.
@@ -184,6 +195,31 @@ pub struct ModuleRecord {
 }
 const _: () = assert!(size_of::<ModuleRecord>() == 88);
 
+/// Something happened to a file inside the driver.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+pub struct DriverRecord {
+    /// Who does it, when.
+    pub head: EventHead,
+    /// `struct file`. Where what was deferred is done this is the address of another file, if of any.
+    pub file: u64,
+    /// As `HoldRecord::identity`; 0 when the file may be gone.
+    pub identity: u64,
+    /// [`Call::work`]; 0 where nothing was or can be deferred.
+    pub work: u64,
+    /// Device number, kernel encoding.
+    pub rdev: u32,
+    /// What the driver's open returned: 0, or a negative errno.
+    pub result: i32,
+    /// Name of the task.
+    pub comm: [u8; 16],
+}
+const _: () = assert!(size_of::<DriverRecord>() == 80);
+
 /// `detail` of an [`ExitRecord`].
 pub mod exit_bits {
     /// It was the last task of its process.
@@ -301,6 +337,72 @@ pub const TOUCHES_PER_WINDOW: u64 = 64;
 /// Signals, renames and execs of one process that are recorded in a window. The others are counted.
 pub const CHATTER_PER_WINDOW: u64 = 64;
 
+/// Calls into the driver that `CALLS` can hold: one for each task that is in its open or its release.
+pub const MAX_CALLS: u32 = 4096;
+/// Closes that `DEFERRED` and `UNTOLD` can hold.
+pub const MAX_DEFERRED: u32 = 1024;
+/// Processes whose budget is in `SPENT`.
+pub const MAX_SPENT: u32 = 1024;
+/// Opens and releases of one process that are recorded in a window; to end with a thousand handles is ordinary. The
+/// others are counted.
+pub const CALLS_PER_WINDOW: u64 = 2048;
+
+/// Key of `CALLS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CallKey {
+    /// Thread id.
+    pub tid: u32,
+    /// One of [`calls`].
+    pub what: u32,
+}
+const _: () = assert!(size_of::<CallKey>() == 8);
+
+/// What a task can be doing in the driver.
+pub mod calls {
+    /// Its open.
+    pub const OPEN: u32 = 0;
+    /// Its release.
+    pub const RELEASE: u32 = 1;
+    /// Of a kernel thread: what a release has left to it.
+    pub const WORK: u32 = 2;
+}
+
+/// Value of `CALLS`: a call that has not returned. Value of `DEFERRED`, whose key is [`Call::work`]: a release that may
+/// have been left, or has been, to a kernel thread.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Call {
+    /// `struct file`.
+    pub file: u64,
+    /// What the driver will hand to its kernel thread if it defers this release; 0 where it cannot or does not.
+    pub work: u64,
+    /// Since when, ns of boot time.
+    pub at_ns: u64,
+    /// `start_boottime` of the process of the task, ns.
+    pub start_ns: u64,
+    /// Its thread-group id.
+    pub tgid: u32,
+    /// Thread id.
+    pub tid: u32,
+    /// Device number, kernel encoding.
+    pub rdev: u32,
+    /// 0.
+    pub _padding: u32,
+}
+const _: () = assert!(size_of::<Call>() == 48);
+
+/// Value of `SPENT`, whose key is the tgid.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Begin of the current window, ns.
+    pub window_ns: u64,
+    /// Records in that window.
+    pub in_window: u64,
+}
+const _: () = assert!(size_of::<Spent>() == 16);
+
 /// Why something was not told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -319,11 +421,16 @@ pub enum Drop {
     Missed = 5,
     /// The record made no sense to the user side, which counts these.
     Foreign = 6,
+    /// A call into the driver could not be followed: `CALLS` or `DEFERRED` is full.
+    CallsFull = 7,
+    /// A call into the driver returned and nobody was told: the kernel had no room left to remember where it was to return
+    /// to, or the hook was not yet there.
+    ReturnMissed = 8,
 }
 
 impl Drop {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::RingFull,
         Self::Unreadable,
         Self::TrackedFull,
@@ -331,6 +438,8 @@ impl Drop {
         Self::TableTooLong,
         Self::Missed,
         Self::Foreign,
+        Self::CallsFull,
+        Self::ReturnMissed,
     ];
 }
 
@@ -348,4 +457,4 @@ pub struct DropCount {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DropCounts(pub [DropCount; Drop::ALL.len()]);
-const _: () = assert!(size_of::<DropCounts>() == 112);
+const _: () = assert!(size_of::<DropCounts>() == 144);

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Mappings that one run looks at. Old verifiers follow each round of a loop by itself.
-const IN_ONE_RUN: u32 = 64;
+const IN_ONE_RUN: u32 = 32;
 
 /// How far a walk has come. Not per CPU: the reader may be moved between two runs.
 #[repr(C)]

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Steps that one run makes: from a socket, a message or a descriptor to the next. Old verifiers follow each by itself.
-const IN_ONE_RUN: u32 = 64;
+const IN_ONE_RUN: u32 = 16;
 
 /// How far the walk of a chain has come. Not per CPU: the reader may be moved between two runs.
 #[repr(C)]

@@ -239,7 +239,7 @@ fn visit_later(tree: *mut FileTree, node: u64) {
 }
 
 /// Slots of a ring's table that one run looks at without `bpf_loop`. Old verifiers follow each by itself.
-const SLOTS_IN_ONE_RUN: u32 = 64;
+const SLOTS_IN_ONE_RUN: u32 = 16;
 
 /// How far the walk of a ring's table has come. Not per CPU: the reader may be moved between two runs.
 #[repr(C)]

@@ -170,6 +170,49 @@ fn b13_killed_and_started_again_it_knows_what_is_so_and_that_nobody_looked_meanw
 }
 
 #[test]
+fn b13_killed_again_and_again_under_load_it_knows_each_time_who_opened_what_while_it_was_away() {
+    let device = Device::one();
+    let mut daemon = Daemon::start(&device);
+    let node = device.path().to_owned();
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let storm = std::thread::spawn({
+        let (stop, node) = (std::sync::Arc::clone(&stop), node.clone());
+        move || {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                drop(std::fs::File::open(&node).expect("anybody may open it"));
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+    });
+    for round in 1..=3 {
+        daemon.kill();
+        // By another process than that which storms: what a process does beyond its budget is not told.
+        let meanwhile = Play::stage_on(Device::one(), "plain", &[]);
+        daemon.start_again();
+        let pid = meanwhile.truth.holders[0].pid;
+        let answer = answer_when(&daemon, "an opener that only the ring can name", |answer| {
+            answer
+                .report
+                .files
+                .iter()
+                .any(|file| file.opener.as_ref().is_some_and(|opener| opener.pid == pid))
+        });
+        assert_eq!(answer.only(pid).devices[0].fds, 1, "round {round}\n{}", answer.text);
+        daemon.check(&meanwhile);
+        let status = daemon.status();
+        assert_eq!(
+            (&status["start"], &status["losses"]["ring-full"]),
+            (&"resumed".into(), &0.into()),
+            "{status:#}"
+        );
+        let gaps = status["gaps"].as_array().unwrap();
+        assert!(gaps.iter().any(|gap| gap["cause"] == "not-running"), "round {round}: {status:#}");
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    storm.join().unwrap();
+}
+
+#[test]
 fn b13_a_flood_of_opens_leaves_the_answer_right_and_every_loss_counted() {
     let device = Device::one();
     let daemon = Daemon::start(&device);

@@ -10,6 +10,7 @@ use crate::journal::{Health, State};
 use crate::kernel::{self, Answer as Kernel, Btf, Capability, Devices, Features};
 use crate::model::device::Naming;
 use crate::model::doctor::{Answer, Check, DoctorReport, FoundDevice, Need};
+use crate::probe::events::{DriverState, survey_driver};
 use crate::probe::iterators::RingAccess;
 use crate::probe::{Iterators, ProbeError};
 
@@ -27,6 +28,7 @@ pub fn doctor(question: &Question) -> anyhow::Result<DoctorReport> {
     let loaded = Btf::read(Btf::VMLINUX).map_err(ProbeError::from).and_then(|btf| Iterators::load(&btf));
     let mut checks = host_checks(&features);
     checks.extend(source_checks(loaded.as_ref()));
+    checks.extend(driver_checks(&features));
     checks.push(devices_check(&devices));
     checks.extend(ask::status().map(|status| journal_check(&status.journal)));
     checks.push(nvml_check(&asking.finish(NVML_DEADLINE).status));
@@ -170,6 +172,35 @@ fn source_checks(loaded: Result<&Iterators, &ProbeError>) -> Vec<Check> {
             ),
         },
     ]
+}
+
+/// Which plan the daemon would take, and why: hook by hook.
+fn driver_checks(features: &Features) -> Vec<Check> {
+    let (state, hooks) = survey_driver(Path::new("/"), features);
+    let (answer, detail, remedy) = match &state {
+        DriverState::Complete => {
+            (Answer::Yes, "the daemon follows the driver's own open and release (plan full)".to_owned(), None)
+        }
+        DriverState::NotLoaded => {
+            (Answer::No, "the daemon takes plan lean until the driver is loaded, then full".to_owned(), None)
+        }
+        DriverState::InPart(why) => (Answer::Degraded, format!("the daemon takes plan lean: {why}"), None),
+        DriverState::Impossible(why) => (
+            Answer::No,
+            "the daemon takes plan lean, which notices a release within 100 ms".to_owned(),
+            Some(why.clone()),
+        ),
+        DriverState::NotAsked => return Vec::new(),
+    };
+    let mut checks = vec![check("plan", Need::Optional, answer, detail, remedy)];
+    if matches!(state, DriverState::Complete | DriverState::InPart(_)) {
+        checks.extend(hooks.into_iter().map(|hook| {
+            let answer = if hook.works.is_yes() { Answer::Yes } else { Answer::No };
+            let detail = hook.detail.unwrap_or_else(|| "can be followed".to_owned());
+            check(&format!("kprobe/{}", hook.hook), Need::Optional, answer, detail, None)
+        }));
+    }
+    checks
 }
 
 fn devices_check(devices: &Devices) -> Check {

@@ -10,6 +10,7 @@ mod second_look;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
@@ -36,8 +37,9 @@ pub fn why(question: &Question, pids: &[u32]) -> anyhow::Result<Diagnosis> {
     let ask = Ask { nvml: true, hints: true, pids: pids.to_vec() };
     let mut input = inquiry.input(&ask)?;
     let mut diagnosis = diagnose::diagnose(&input);
-    for _ in 0..MOST_AGAIN {
-        if !is_overtaken(&input, &diagnosis) {
+    let begun = Instant::now();
+    for again in 0..MOST_AGAIN {
+        if !is_overtaken(&input, &diagnosis) || again > 0 && begun.elapsed() > ENOUGH {
             break;
         }
         input = inquiry.input(&ask)?;
@@ -48,12 +50,16 @@ pub fn why(question: &Question, pids: &[u32]) -> anyhow::Result<Diagnosis> {
 
 /// How often it is asked again where things have moved on.
 const MOST_AGAIN: u32 = 2;
+/// Nobody is kept waiting for a third answer for longer than this.
+const ENOUGH: Duration = Duration::from_millis(500);
 
 /// Has the answer been overtaken while it was sought? Somebody has gone of whom it speaks; or memory has no holder, which is how it
 /// looks for an instant when NVML answers before a process ends and the kernel after that.
 fn is_overtaken(input: &Input, diagnosis: &Diagnosis) -> bool {
-    input.waits.values().any(|wait| wait.gone)
-        || diagnosis.gpus.iter().any(|gpu| gpu.verdict == Verdict::NoHandle)
+    // One that hangs has taken its two seconds already.
+    let hung = matches!(input.nvml, NvmlStatus::Hung { .. });
+    let gone = input.waits.values().any(|wait| wait.gone);
+    !hung && (gone || diagnosis.gpus.iter().any(|gpu| gpu.verdict == Verdict::NoHandle))
 }
 
 /// What to ask besides the kernel.

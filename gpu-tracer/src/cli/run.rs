@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _};
 
 use crate::daemon::{self, Flags, Plan};
 use crate::kernel::devices::ExtraDevice;
@@ -35,7 +35,9 @@ pub(super) struct Arguments {
 
     /// Where facts come from [default: auto]
     ///
-    /// lean: events from tracepoints and device nodes, and snapshots. snapshot: snapshots only. auto: lean where the kernel allows it.
+    /// full: kprobes at the driver's own functions, which give opens and releases to the moment, and all of lean. lean: events from
+    /// tracepoints and device nodes, and snapshots. snapshot: snapshots only. auto: the first of these that works here, and full as
+    /// soon as the driver is loaded.
     #[arg(long, value_name = "PLAN", value_parser = plans())]
     plan: Option<Plan>,
 
@@ -49,7 +51,9 @@ pub(super) struct Arguments {
 }
 
 fn plans() -> impl clap::builder::TypedValueParser<Value = Plan> {
-    PossibleValuesParser::new(["auto", "lean", "snapshot"]).try_map(|name| name.parse::<Plan>())
+    let names = ["auto", "full", "lean", "snapshot"].map(PossibleValue::new);
+    let refused = PossibleValue::new("exhaustive").hide(true);
+    PossibleValuesParser::new(names.into_iter().chain([refused])).try_map(|name| name.parse::<Plan>())
 }
 
 impl Arguments {

@@ -23,7 +23,7 @@ pub(super) struct Config {
     pub(super) pin_dir: Option<PathBuf>,
     /// `address:port` for `/metrics`.
     pub(super) metrics_listen: Option<String>,
-    /// `auto`, `lean` or `snapshot`.
+    /// `auto`, `full`, `lean` or `snapshot`.
     pub(super) plan: Option<String>,
     /// Group whose members see everything: a name or a number.
     pub(super) group: Option<String>,

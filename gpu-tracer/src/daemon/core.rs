@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::describer::Describer;
+use super::driver::DriverPace;
 use super::feed::Feed;
 use super::inbox::{Inbox, Order, Seen};
 use super::lastly::Lastly;
@@ -50,6 +51,7 @@ pub(super) struct Core {
     /// Can files be looked at again by address?
     pub(super) rechecks: bool,
     pub(super) pace: Pace,
+    pub(super) driver_pace: DriverPace,
     /// Is any file on its way out?
     pub(super) pending: bool,
     /// Tasks that were half-way through exit when nobody could know what they had.
@@ -83,6 +85,10 @@ pub(super) struct Core {
     recheck_due: Instant,
     drained: Instant,
     housekeeping_due: Instant,
+    /// Answers until the last housekeeping.
+    answers_before: u64,
+    /// Has the memory for answers not been given back since the last of them?
+    spacious: bool,
 }
 
 impl Core {
@@ -105,6 +111,7 @@ impl Core {
             ledger: if rechecks { Ledger::with_rechecks() } else { Ledger::new() },
             rechecks,
             pace: Pace::new(now),
+            driver_pace: DriverPace::default(),
             pending: false,
             strangers: HashSet::new(),
             in_doubt: true,
@@ -127,6 +134,8 @@ impl Core {
             recheck_due: now,
             drained: now,
             housekeeping_due: now + HOUSEKEEPING,
+            answers_before: 0,
+            spacious: false,
         };
         core.note_absence();
         core
@@ -180,6 +189,7 @@ impl Core {
                 self.answer(looks, cost);
             }
             self.recheck_if_due()?;
+            self.follow_driver_if_due()?;
             self.housekeeping(manager);
         }
     }
@@ -187,6 +197,7 @@ impl Core {
     fn next_due(&self) -> Instant {
         let now = Instant::now();
         let mut due = self.pace.due().min(self.housekeeping_due);
+        due = self.driver_pace.due().map_or(due, |follow_up| due.min(follow_up));
         if self.pending {
             due = due.min(self.recheck_due);
         }
@@ -247,7 +258,7 @@ impl Core {
 
     fn take_event(&mut self, event: &Event, changes: &mut Vec<Change>) -> anyhow::Result<()> {
         match &event.kind {
-            EventKind::ModuleLoaded { .. } | EventKind::ModuleUnloaded { .. } => self.rediscover()?,
+            EventKind::ModuleLoaded { .. } | EventKind::ModuleUnloaded { .. } => self.module_announced()?,
             EventKind::Lost { .. } => self.in_doubt = true,
             _ => {}
         }
@@ -281,7 +292,7 @@ impl Core {
             return;
         }
         self.counters.answers += looks.len() as u64;
-        let plan = self.settings.plan_word();
+        let plan = self.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
         let openers: HashSet<ProcessId> = openers.collect();
@@ -327,7 +338,7 @@ impl Core {
     }
 
     /// A driver came or went: other numbers may be devices now.
-    fn rediscover(&mut self) -> anyhow::Result<()> {
+    pub(super) fn rediscover(&mut self) -> anyhow::Result<()> {
         match kernel::discover(std::path::Path::new("/"), &self.settings.devices) {
             Ok(devices) => {
                 if let Some(source) = &mut self.source {
@@ -377,9 +388,13 @@ impl Core {
         }
         self.housekeeping_due = now + HOUSEKEEPING;
         self.clock = Clock::now();
-        if self.ledger.shrink() {
+        let quiet = self.counters.answers == self.answers_before;
+        if self.ledger.shrink() || quiet && self.spacious {
             super::memory::give_back();
+            self.spacious = false;
         }
+        self.spacious |= !quiet;
+        self.answers_before = self.counters.answers;
         self.remember_being_alive();
         manager.tell(&format!("STATUS={}", self.in_a_sentence()));
     }
@@ -394,7 +409,17 @@ impl Core {
     }
 }
 
-/// May it change who refers to what, or say that something was missed?
+/// May it change who refers to what, or say that something was missed? A file that is being opened, or is gone, has nobody
+/// who refers to it.
 fn asks_for_a_look(kind: &EventKind) -> bool {
-    !matches!(kind, EventKind::Renamed { .. } | EventKind::Signalled { .. } | EventKind::FileChecked { .. })
+    !matches!(
+        kind,
+        EventKind::Renamed { .. }
+            | EventKind::Signalled { .. }
+            | EventKind::FileChecked { .. }
+            | EventKind::Opening { .. }
+            | EventKind::OpenFailed { .. }
+            | EventKind::ReleaseDeferred { .. }
+            | EventKind::Released { .. }
+    )
 }

@@ -54,8 +54,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const CORE_PATIENCE: Duration = Duration::from_secs(10);
 /// Head of a request.
 const MOST_HEAD: usize = 16 << 10;
-/// Enough for most answers.
+/// Enough for most answers about few files, and for each of many.
 const FIRST_BUFFER: usize = 16 << 10;
+const BYTES_PER_FILE: usize = 384;
 /// What is told to the daemon.
 const MOST_BODY: usize = 64 << 10;
 /// Answers put together at the same time.
@@ -244,7 +245,12 @@ impl IntoResponse for Failure {
 
 /// On one line: programs read it, and `gpu-tracer holders --format json` lays it out for people.
 fn document<T: serde::Serialize + ?Sized>(status: StatusCode, value: &T) -> Response {
-    let mut text = Vec::with_capacity(FIRST_BUFFER);
+    document_of(status, value, 0)
+}
+
+/// The same, about so many files.
+fn document_of<T: serde::Serialize + ?Sized>(status: StatusCode, value: &T, files: usize) -> Response {
+    let mut text = Vec::with_capacity(FIRST_BUFFER + files * BYTES_PER_FILE);
     match json::write_line(value, &mut text) {
         Ok(()) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
@@ -256,7 +262,7 @@ async fn holders(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    server.answer(viewer, query, |report| document(StatusCode::OK, report)).await
+    server.answer(viewer, query, |report| document_of(StatusCode::OK, report, report.files.len())).await
 }
 
 async fn files(
@@ -264,7 +270,9 @@ async fn files(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    server.answer(viewer, query, |report| document(StatusCode::OK, &Files::of(report))).await
+    server
+        .answer(viewer, query, |report| document_of(StatusCode::OK, &Files::of(report), report.files.len()))
+        .await
 }
 
 /// The part of a report that `/v1/files` gives.
@@ -353,12 +361,14 @@ impl Server {
         let (reply, answer) = oneshot::channel();
         let seen = self.ask(Order::Look(reply), answer).await?;
         let idle = Arc::clone(&self.idle);
-        let put_together = move || {
+        let answer = move || {
             let mut report = put_together(&seen, &query, viewer)?;
+            // As long as the report; two of them at a time are enough.
+            drop(seen);
             locked(&idle).add_to(&mut report);
             Ok(write(&report))
         };
-        tokio::task::spawn_blocking(put_together).await.map_err(|_| gone())?
+        tokio::task::spawn_blocking(answer).await.map_err(|_| gone())?
     }
 }
 

@@ -15,6 +15,7 @@
 mod config;
 mod core;
 mod describer;
+mod driver;
 mod feed;
 mod following;
 mod http;
@@ -75,7 +76,7 @@ pub fn configured_roles(config: Option<&Path>) -> anyhow::Result<Roles> {
 /// Another daemon is running, the configuration cannot be used, or the kernel does not allow what it takes.
 pub fn run(flags: Flags) -> anyhow::Result<()> {
     memory::be_modest();
-    let mut settings = Settings::new(flags)?;
+    let settings = Settings::new(flags)?;
     let signals = Signals::take().context("cannot take signals")?;
     let manager = Manager::of_environment();
     let lastly = Lastly::open(&settings.state_dir)?;
@@ -87,7 +88,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let iterators = Iterators::load(&btf).context(NEEDS)?;
     // Before the first look: what is opened in between is then seen twice and not missed.
     let pin_dir = Some(settings.pin_dir.clone());
-    let source = attach(&mut settings, pin_dir, &btf, &devices)?;
+    let source = attach(&settings, pin_dir, &btf, &devices)?;
     // Several MiB that nobody needs again.
     drop(btf);
     let (outbox, inbox) = inbox::pair().context("cannot make an eventfd")?;
@@ -116,9 +117,9 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
 
 const NEEDS: &str = "the daemon looks at the kernel through BPF; `gpu-tracer doctor` says what is missing";
 
-/// The hooks of the plan, if it has any; the plan then says which was taken.
+/// The hooks of the plan, if it has any.
 fn attach(
-    settings: &mut Settings,
+    settings: &Settings,
     pin_dir: Option<PathBuf>,
     btf: &Btf,
     devices: &kernel::Devices,
@@ -126,7 +127,8 @@ fn attach(
     if settings.plan == Plan::Snapshot {
         return Ok(None);
     }
-    let mut options = Options { pin_dir, ..Options::default() };
+    let driver = matches!(settings.plan, Plan::Auto | Plan::Full);
+    let mut options = Options { pin_dir, driver, ..Options::default() };
     if let Some(bytes) = settings.ring_bytes {
         options.ring_bytes = bytes;
     }
@@ -143,7 +145,7 @@ fn attach(
     };
     match attached {
         Ok(source) => {
-            settings.plan = Plan::Lean;
+            driver::judge(settings.plan, &source.driver_state())?;
             for hook in source.hooks().iter().filter(|hook| hook.works != kernel::Answer::Yes) {
                 let why = hook.detail.as_deref().unwrap_or("this kernel does not have it");
                 log::warning(&format!("no hook at {}: {why}", hook.hook));
@@ -153,10 +155,9 @@ fn attach(
         Err(error @ ProbeError::Busy { .. }) => Err(error.into()),
         Err(error) if settings.plan == Plan::Auto => {
             log::warning(&format!("no events, only snapshots: {error}"));
-            settings.plan = Plan::Snapshot;
             Ok(None)
         }
-        Err(error) => Err(error).context("plan lean"),
+        Err(error) => Err(error).context("no events, which the plan demands"),
     }
 }
 

@@ -26,7 +26,7 @@ impl Core {
         let offset_ns = i64::try_from(self.clock.boot_to_wall_offset).unwrap_or(i64::MAX);
         let options = Options {
             retention,
-            plan: self.settings.plan_word().to_owned(),
+            plan: self.plan_word().to_owned(),
             kernel: line("/proc/sys/kernel/osrelease"),
             host: line("/proc/sys/kernel/hostname"),
             ..Options::new(&self.settings.state_dir, &boot_id, boot_now(), offset_ns)

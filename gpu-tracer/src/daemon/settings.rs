@@ -23,9 +23,11 @@ const USUAL_GROUP: &str = "gpu-tracer";
 /// Where facts come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plan {
-    /// `lean` if the kernel allows it, otherwise `snapshot`.
+    /// The best that the kernel and the driver allow: `full`, `lean` or `snapshot`.
     #[default]
     Auto,
+    /// Lean, and kprobes at the driver's own open and release.
+    Full,
     /// Tracepoints, device nodes asked for, and snapshots.
     Lean,
     /// Snapshots only.
@@ -38,9 +40,15 @@ impl std::str::FromStr for Plan {
     fn from_str(name: &str) -> anyhow::Result<Self> {
         match name {
             "auto" => Ok(Self::Auto),
+            "full" => Ok(Self::Full),
             "lean" => Ok(Self::Lean),
             "snapshot" => Ok(Self::Snapshot),
-            other => anyhow::bail!("there is no plan {other:?}: use auto, lean or snapshot"),
+            // Refused in words: people may have read of it.
+            "exhaustive" => anyhow::bail!(
+                "plan exhaustive is not in this version: it would hook every file of the host, and every open and \
+                 close of anybody would pay for that; use full, which hooks the driver alone"
+            ),
+            other => anyhow::bail!("there is no plan {other:?}: use auto, full, lean or snapshot"),
         }
     }
 }
@@ -168,14 +176,6 @@ impl Settings {
         self.config.role = new.config.role;
         Ok(left)
     }
-
-    /// The plan as answers name it.
-    pub(super) fn plan_word(&self) -> &'static str {
-        match self.plan {
-            Plan::Auto | Plan::Lean => "lean",
-            Plan::Snapshot => "snapshot",
-        }
-    }
 }
 
 /// How much history is to be kept.
@@ -225,8 +225,9 @@ mod tests {
     #[test]
     fn values_that_mean_nothing_are_refused_by_name() {
         let problem = |config| format!("{:#}", Settings::of(Flags::default(), config).unwrap_err());
-        let plan = Config { plan: Some("fast".to_owned()), ..Config::default() };
-        assert!(problem(plan).contains("fast"));
+        let plan = |name: &str| Config { plan: Some(name.to_owned()), ..Config::default() };
+        assert!(problem(plan("fast")).contains("fast"));
+        assert!(problem(plan("exhaustive")).contains("use full"));
         let listen = Config { metrics_listen: Some("9400".to_owned()), ..Config::default() };
         assert!(problem(listen).contains("metrics-listen"));
         let devices = Config { devices: Some(vec!["x".to_owned()]), ..Config::default() };

@@ -22,7 +22,7 @@ pub struct Status {
     pub version: String,
     /// PID of the daemon.
     pub pid: u32,
-    /// `lean` or `snapshot`.
+    /// `full`, `lean` or `snapshot`: what is in effect now.
     pub plan: String,
     /// How it came to its hooks: `fresh`, `resumed`, `replaced`, or `none`.
     pub start: String,
@@ -179,7 +179,7 @@ impl Core {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            plan: self.settings.plan_word().to_owned(),
+            plan: self.plan_word().to_owned(),
             start: self.start_word().to_owned(),
             uptime_seconds: self.counters.started.elapsed().as_secs_f64(),
             cpu_seconds: cpu_seconds(),
@@ -225,7 +225,7 @@ impl Core {
         let gaps = self.ledger.gaps().entries().len() as u64 + self.ledger.gaps().dropped();
         format!(
             "plan {}: {}, {}, {} in the record",
-            self.settings.plan_word(),
+            self.plan_word(),
             counted(view.files.len(), "open file", "open files"),
             counted(view.holders.len(), "holder", "holders"),
             counted(gaps, "gap", "gaps")
@@ -242,7 +242,7 @@ impl Core {
     }
 
     fn hooks(&self) -> Vec<Hook> {
-        let hooks = self.source.iter().flat_map(|source| source.hooks());
+        let hooks = self.source.iter().flat_map(|source| source.hooks().iter().chain(source.driver_hooks()));
         let hook = |hook: &crate::probe::events::HookReport| Hook {
             hook: hook.hook.to_owned(),
             works: matches!(hook.works, Answer::Yes),

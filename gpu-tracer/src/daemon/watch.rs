@@ -46,12 +46,13 @@ pub fn watch(devices: Vec<ExtraDevice>) -> anyhow::Result<Watching> {
 }
 
 fn observe(devices: Vec<ExtraDevice>, ready: &Sender<Subscription>) -> anyhow::Result<()> {
-    let flags = Flags { devices, plan: Some(Plan::Lean), ..Flags::default() };
-    let mut settings = Settings::unconfigured(flags)?;
+    let flags = Flags { devices, plan: Some(Plan::Auto), ..Flags::default() };
+    let settings = Settings::unconfigured(flags)?;
     let devices = kernel::discover(Path::new("/"), &settings.devices)?;
     let btf = Btf::read(Btf::VMLINUX).map_err(ProbeError::from).context(NEEDS)?;
     let iterators = Iterators::load(&btf).context(NEEDS)?;
-    let source = attach(&mut settings, None, &btf, &devices)?;
+    let source = attach(&settings, None, &btf, &devices)?;
+    anyhow::ensure!(source.is_some(), "without events there is nothing to watch; {NEEDS}");
     drop(btf);
     let (outbox, inbox) = inbox::pair().context("cannot make an eventfd")?;
     let describer = Describer::start(outbox).context("cannot start a thread")?;

@@ -315,11 +315,10 @@ impl<'a> Judge<'a> {
             Verdict::Unknown => {
                 for task in self.input.half_gone.iter().take(3) {
                     let doubt = inferred("It may still hold this GPU.");
-                    steps.extend(advice::unblocking(
-                        self.input,
-                        self.gpu,
-                        &half_gone(self.input, task, doubt),
-                    ));
+                    let steps_for_it =
+                        advice::unblocking(self.input, self.gpu, &half_gone(self.input, task, doubt));
+                    // Nothing is reset for what may only be so.
+                    steps.extend(steps_for_it.into_iter().take(1));
                 }
                 steps.push(advice::step(
                     "Ask again as root on the host. What works here, and what is missing:",

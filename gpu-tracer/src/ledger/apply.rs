@@ -43,9 +43,10 @@ impl Ledger {
                     &mut changes,
                 );
             }
-            EventKind::ReleaseDeferred { file, device } => {
+            EventKind::ReleaseDeferred { file, device, work } => {
                 let state = FileState::Deferred { since_ns: at_ns };
                 self.leaving(at_ns, *file, *device, state, ChangeKind::Deferred, &mut changes);
+                self.files.outlive(*file, *work);
             }
             EventKind::Released { file, .. } => {
                 self.release_at(*file, at_ns, ReleasedHow::Seen, &mut changes);
@@ -116,14 +117,21 @@ impl Ledger {
     ) {
         let id = match self.files.id_of(key) {
             Some(id) => id,
-            // Never heard of, and it lives: it is older than the record.
-            None if self.looked.is_none_or(|looked| looked.taken_ns <= at_ns) => {
+            // Never heard of, and it lives: it is older than the record. What is deferred no look can show.
+            None if matches!(state, FileState::Deferred { .. })
+                || self.looked.is_none_or(|looked| looked.taken_ns <= at_ns) =>
+            {
                 self.files.insert(FileRecord::new(key, device, FileState::Open, at_ns))
             }
             None => return,
         };
         let Some(file) = self.files.get_mut(id) else { return };
-        if file.device != device || at_ns < file.latest_ns() || file.state == state {
+        if file.device == device && file.state == state {
+            // Told once more, after something was lost: that it is so still is certain.
+            file.doubtful = false;
+            return;
+        }
+        if file.device != device || at_ns < file.latest_ns() {
             return;
         }
         file.state = state;
@@ -136,8 +144,8 @@ impl Ledger {
         let Some(id) = self.files.id_of(key) else { return };
         let Some(file) = self.files.get_mut(id) else { return };
         let Some(count) = count else {
-            // The file goes when the driver's release returns; what was deferred goes later.
-            if !matches!(file.state, FileState::Deferred { .. }) || file.doubtful {
+            // The file goes when the driver's release returns; what was deferred goes later, and no address tells when.
+            if !matches!(file.state, FileState::Deferred { .. }) {
                 self.release_at(key, at_ns, ReleasedHow::Checked, changes);
             }
             return;

@@ -17,11 +17,6 @@ use crate::model::event::{MayWait, TaskId};
 pub(super) type Dying = Map<u64, Vec<(ProcessId, u64)>>;
 
 impl Ledger {
-    /// Does any process have tables that were seen at its exit?
-    pub(super) fn any_dying(&self) -> bool {
-        self.processes.iter().any(|(_, record)| !record.dying.is_empty())
-    }
-
     /// Descriptors one of which keeps a process, in its exit, from releasing these files: a table is closed from the lowest
     /// descriptor to the highest, so it lies between the last device file that is released and the first that is not.
     pub(super) fn closing(&self, process: ProcessId, held: &[HeldFile]) -> Vec<MayWait> {

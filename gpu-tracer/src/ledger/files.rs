@@ -137,6 +137,9 @@ pub(super) struct FileRecord {
     pub(super) unexplained_since_ns: Option<u64>,
     /// Apart: most passes over all files have no use for it.
     pub(super) opened: Option<Box<OpenRecord>>,
+    /// Its slot was opened while the first look at it went on: only the next can tell by whom it was. And is it certain then
+    /// that it is not the file that was at its address before?
+    pub(super) opener_due: Option<bool>,
     /// From when on the address is known to mean this file: an event about the address from before is not about it.
     pub(super) born_ns: u64,
     /// Beginning of the last snapshot that had it.
@@ -171,6 +174,7 @@ impl FileRecord {
             dropping: 0,
             unexplained_since_ns: None,
             opened: None,
+            opener_due: None,
             born_ns,
             seen_ns: None,
             references: Vec::new(),
@@ -247,6 +251,18 @@ impl Files {
         debug_assert!(before.is_none(), "two files at one address");
         self.records.insert(self.last_id, record);
         self.last_id
+    }
+
+    /// A file whose release is deferred goes by the driver's name for that work from now on: its address is free.
+    pub(super) fn outlive(&mut self, address: FileKey, work: FileKey) {
+        let Some(id) = self.id_of(address) else { return };
+        let Some(file) = self.records.get_mut(&id) else { return };
+        if !matches!(file.state, FileState::Deferred { .. }) || self.by_key.contains_key(&work) {
+            return;
+        }
+        file.key = work;
+        self.by_key.remove(&address);
+        self.by_key.insert(work, id);
     }
 
     pub(super) fn remove(&mut self, id: u64) -> Option<FileRecord> {

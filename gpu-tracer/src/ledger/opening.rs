@@ -25,6 +25,8 @@ impl Ledger {
     /// The driver's open was entered.
     pub(super) fn opening(&mut self, open: &Open<'_>, changes: &mut Vec<Change>) {
         self.meet(open.task, open.at_ns, open.comm);
+        // The touch that announced it can have led to no other file.
+        self.touches.take_latest(open.task, open.device, open.at_ns);
         if let Some(id) = self.files.id_of(open.key) {
             let Some(file) = self.files.get(id) else { return };
             if open.at_ns <= file.latest_ns() {

@@ -169,7 +169,8 @@ impl Ledger {
     /// Ordered by id.
     #[must_use]
     pub fn living(&self) -> Vec<Pending> {
-        self.to_look_at(|_| true)
+        // What was deferred has no address any more.
+        self.to_look_at(|file| !matches!(file.state, FileState::Deferred { .. }))
     }
 
     fn to_look_at(&self, which: impl Fn(&FileRecord) -> bool) -> Vec<Pending> {

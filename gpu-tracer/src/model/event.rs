@@ -98,10 +98,13 @@ pub enum EventKind {
         file: FileKey,
         /// Its device.
         device: DeviceNumber,
+        /// What the driver calls that work. The file itself goes now, and its address may be that of another one at once:
+        /// by this it is told that the work is done.
+        work: FileKey,
     },
     /// The driver's release is done.
     Released {
-        /// The file.
+        /// The file, or the work that was deferred.
         file: FileKey,
         /// Who did it, where that is known.
         task: Option<TaskId>,

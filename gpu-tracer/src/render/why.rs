@@ -83,9 +83,13 @@ fn groups(gpus: &[GpuVerdict]) -> Vec<Vec<&GpuVerdict>> {
             };
             let mut sorted = [ids(first), ids(gpu)];
             sorted.iter_mut().for_each(|ids| ids.sort_unstable());
-            let nobody =
-                gpu.holders.is_empty() && gpu.headline != first.headline && gpu.verdict != Verdict::Free;
-            first.verdict == gpu.verdict && sorted[0] == sorted[1] && !nobody
+            // What nobody holds is alike only in what is known of it.
+            let same = match gpu.verdict {
+                Verdict::Free => true,
+                Verdict::Unknown => gpu.doubts == first.doubts && gpu.advice == first.advice,
+                _ => gpu.headline == first.headline,
+            };
+            first.verdict == gpu.verdict && sorted[0] == sorted[1] && (same || !gpu.holders.is_empty())
         };
         match groups.iter_mut().find(alike) {
             Some(group) => group.push(gpu),
@@ -326,12 +330,9 @@ fn asked(diagnosis: &Diagnosis, view: &View<'_>) -> String {
 fn footer(diagnosis: &Diagnosis, view: &View<'_>) -> String {
     let mut out = String::new();
     if !matches!(diagnosis.nvml.state.as_str(), "complete" | "absent") {
-        out.push_str(&paragraph(
-            &format!("{}. The holders above are the kernel's own word all the same.", diagnosis.nvml.text),
-            0,
-            Tone::Warn,
-            view,
-        ));
+        let held = diagnosis.gpus.iter().any(|gpu| !gpu.holders.is_empty());
+        let word = if held { " The holders above are the kernel's own word all the same." } else { "" };
+        out.push_str(&paragraph(&format!("{}.{word}", diagnosis.nvml.text), 0, Tone::Warn, view));
     }
     if !diagnosis.hints.is_empty() {
         out.push_str(&paragraph("The kernel log has (a hint, no proof):", 0, Tone::Strong, view));

@@ -15,7 +15,7 @@ use super::{Answer, Device, Finished, Play, Tracer, compare, eventually};
 use crate::sys::{mounts, process};
 
 /// How long it may take to begin, to end, and to tell something.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(150);
 
 /// Name of its configuration file.
 const CONFIGURATION: &str = "config.toml";
@@ -25,6 +25,7 @@ const CONFIGURATION: &str = "config.toml";
 pub struct Daemon {
     child: Child,
     options: Vec<String>,
+    plan: &'static str,
     dir: TempDir,
     said: PathBuf,
 }
@@ -45,32 +46,41 @@ impl Daemon {
     #[must_use]
     #[track_caller]
     pub fn start_with(device: &Device, environment: &[(&str, &str)]) -> Self {
-        Self::start_in(device, "", &device.options(), environment, |_| {})
+        Self::start_in(device.options(), "", &device.options(), "lean", environment, |_| {})
     }
 
     /// Starts one that has its devices from a configuration file; see [`Daemon::configure`].
     #[must_use]
     #[track_caller]
     pub fn start_configured(device: &Device, configuration: &str) -> Self {
-        Self::start_in(device, configuration, &[], &[], |_| {})
+        Self::start_in(device.options(), configuration, &[], "lean", &[], |_| {})
     }
 
     /// Starts one for these devices with a configuration, and with its state directory as `prepare` leaves it.
     #[must_use]
     #[track_caller]
     pub fn start_prepared(device: &Device, configuration: &str, prepare: impl FnOnce(&Path)) -> Self {
-        Self::start_in(device, configuration, &device.options(), &[], |dir| {
+        Self::start_in(device.options(), configuration, &device.options(), "lean", &[], |dir| {
             let state = dir.join("state");
             std::fs::create_dir(&state).expect("it is ours");
             prepare(&state);
         })
     }
 
+    /// Starts one for the devices of the driver that is loaded, with this plan.
+    #[must_use]
+    #[track_caller]
+    pub fn of_driver(plan: &'static str) -> Self {
+        Self::start_in(Vec::new(), "", &[], plan, &[], |_| {})
+    }
+
+    /// `devices`: what tells other commands of the same devices.
     #[track_caller]
     fn start_in(
-        device: &Device,
+        devices: Vec<String>,
         configuration: &str,
         options: &[String],
+        plan: &'static str,
         environment: &[(&str, &str)],
         prepare: impl FnOnce(&Path),
     ) -> Self {
@@ -82,8 +92,8 @@ impl Daemon {
         std::fs::write(dir.path().join(CONFIGURATION), configuration).expect("it is ours");
         prepare(dir.path());
         let said = dir.path().join("said");
-        let child = spawn(dir.path(), options, &said, environment);
-        let mut daemon = Self { child, options: device.options(), dir, said };
+        let child = spawn(dir.path(), options, plan, &said, environment);
+        let mut daemon = Self { child, options: devices, plan, dir, said };
         daemon.await_answer();
         daemon
     }
@@ -150,7 +160,7 @@ impl Daemon {
     /// Starts it again with all that it left, and waits until it answers.
     #[track_caller]
     pub fn start_again(&mut self) {
-        self.child = spawn(self.dir.path(), &self.options, &self.said, &[]);
+        self.child = spawn(self.dir.path(), &self.options, self.plan, &self.said, &[]);
         self.await_answer();
     }
 
@@ -272,7 +282,7 @@ impl Daemon {
     }
 }
 
-fn spawn(dir: &Path, options: &[String], said: &Path, environment: &[(&str, &str)]) -> Child {
+fn spawn(dir: &Path, options: &[String], plan: &str, said: &Path, environment: &[(&str, &str)]) -> Child {
     let errors = std::fs::OpenOptions::new().create(true).append(true).open(said).expect("a file");
     let mut command = Command::new(Tracer::program());
     command.arg("run").args(options);
@@ -280,7 +290,7 @@ fn spawn(dir: &Path, options: &[String], said: &Path, environment: &[(&str, &str
         command.arg(option).arg(dir.join(name));
     }
     command.arg("--config").arg(dir.join(CONFIGURATION));
-    command.args(["--plan", "lean"]).envs(environment.iter().copied());
+    command.args(["--plan", plan]).envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
@@ -344,22 +354,37 @@ impl Watch {
     ///
     /// # Panics
     ///
-    /// If there is none within a minute; with all lines.
+    /// If there is none in time; with all lines.
     #[track_caller]
     pub fn await_line(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         if let Some(line) = self.told.iter().find(|line| wanted(line)) {
             return line.clone();
         }
         let end = Instant::now() + PATIENCE;
-        while let Ok(text) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            let line: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
-            self.told.push(line.clone());
+        while let Some(line) = self.next_line(end) {
             if wanted(&line) {
                 return line;
             }
         }
         let told: Vec<String> = self.told.iter().map(Value::to_string).collect();
         panic!("not told: {what}; told were\n{}", told.join("\n"));
+    }
+
+    /// The next line, whatever it tells.
+    ///
+    /// # Panics
+    ///
+    /// If there is none in time.
+    #[track_caller]
+    pub fn await_next(&mut self) -> Value {
+        self.next_line(Instant::now() + PATIENCE).expect("something more is told")
+    }
+
+    fn next_line(&mut self, end: Instant) -> Option<Value> {
+        let text = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok()?;
+        let line: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        self.told.push(line.clone());
+        Some(line)
     }
 }
 

@@ -58,8 +58,8 @@ pub(crate) struct Arguments {
         value_parser = ["5.10", "6.1", "6.12", "7.2", "all"]
     )]
     kernel: Vec<String>,
-    /// Run only tests whose name (`program::test`) contains this.
-    #[arg(long, value_name = "FILTER", default_value = "", conflicts_with_all = ["shell", "command"])]
+    /// Run only tests whose name (`program::test`) contains this, or one of these with commas between them.
+    #[arg(long, value_name = "FILTER,...", default_value = "", conflicts_with_all = ["shell", "command"])]
     test: String,
     /// Open a shell in the guest instead; it powers off when the shell ends, and Ctrl-A X ends it at once.
     #[arg(long, conflicts_with = "command")]

@@ -186,20 +186,76 @@ fn a_release_in_progress_names_its_task_and_ends_with_its_event() {
 }
 
 #[test]
+fn a_deferred_release_goes_on_when_another_file_gets_the_address() {
+    let mut ledger = ledger_with_one_holder();
+    let work = FileKey(77);
+    ledger.apply(&event(100_050, EventKind::Releasing { file: FileKey(1), device: GPU0, task: leader(10) }));
+    ledger.apply(&event(100_060, EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0, work }));
+    ledger.apply(&opened(100_070, 10, 1, GPU0));
+    ledger.reconcile(&one_holder(100_100));
+    ledger.apply(&checked(100_150, 77, None));
+    assert_eq!(states(&ledger), ["deferred", "open"]);
+    let living: Vec<FileKey> = ledger.living().iter().map(|file| file.file).collect();
+    assert_eq!(living, [FileKey(1)], "there is nothing to be looked at of what was deferred");
+    assert_eq!(how(&ledger.apply(&released(100_300, 77))), [ReleasedHow::Seen]);
+    assert_eq!(states(&ledger), ["open"]);
+}
+
+#[test]
+fn what_is_told_once_more_after_a_loss_is_not_given_up() {
+    let mut ledger = ledger_with_one_holder();
+    let deferred =
+        |work| EventKind::ReleaseDeferred { file: FileKey(work), device: GPU0, work: FileKey(work) };
+    ledger.apply(&event(
+        100_060,
+        EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0, work: FileKey(77) },
+    ));
+    ledger.reconcile(&world(100_065, vec![], vec![], vec![]));
+    ledger.apply(&event(100_070, EventKind::Lost { count: 3, cause: "ring-full" }));
+    // One that was known, and one whose event was among those lost.
+    ledger.apply(&event(100_060, deferred(77)));
+    ledger.apply(&event(100_062, deferred(88)));
+    ledger.reconcile(&world(100_100, vec![], vec![], vec![]));
+    assert_eq!(states(&ledger), ["deferred", "deferred"]);
+}
+
+#[test]
+fn the_touch_before_an_open_that_was_followed_makes_nobody_the_opener_of_another_file() {
+    let mut ledger = Ledger::new();
+    ledger.reconcile(&world(100_000, vec![task(10, 10)], vec![], vec![]));
+    ledger.apply(&touched(100_010, 10, GPU0));
+    let opening =
+        EventKind::Opening { file: FileKey(1), device: GPU0, task: leader(10), comm: "python3".into() };
+    ledger.apply(&event(100_011, opening));
+    ledger.apply(&opened(100_012, 10, 1, GPU0));
+    // The second came by another way.
+    let files = vec![device(1, GPU0, 1), device(2, GPU0, 1)];
+    ledger.reconcile(&world(100_100, vec![task(10, 10)], files, vec![fd(1, 10, 3), fd(2, 10, 4)]));
+    let openers: Vec<bool> = ledger.view().files.iter().map(|file| file.opened.is_some()).collect();
+    assert_eq!(openers, [true, false]);
+}
+
+#[test]
 fn a_deferred_release_outlives_the_file_and_its_process() {
     let mut ledger = ledger_with_one_holder();
     ledger.apply(&event(100_050, EventKind::Releasing { file: FileKey(1), device: GPU0, task: leader(10) }));
-    ledger.apply(&event(100_060, EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0 }));
+    ledger.apply(&event(
+        100_060,
+        EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0, work: FileKey(77) },
+    ));
     ledger.reconcile(&world(100_100, vec![], vec![], vec![]));
     ledger.apply(&checked(100_150, 1, None));
     assert_eq!(states(&ledger), ["deferred"], "the file is gone, the driver's work is not");
-    assert_eq!(how(&ledger.apply(&released(100_300, 1))), [ReleasedHow::Seen]);
+    assert_eq!(how(&ledger.apply(&released(100_300, 77))), [ReleasedHow::Seen]);
 }
 
 #[test]
 fn a_deferred_release_whose_end_may_have_been_lost_is_given_up_without_claiming_proof() {
     let mut ledger = ledger_with_one_holder();
-    ledger.apply(&event(100_060, EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0 }));
+    ledger.apply(&event(
+        100_060,
+        EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0, work: FileKey(77) },
+    ));
     ledger.apply(&event(100_070, EventKind::Lost { count: 3, cause: "ring-full" }));
     assert_eq!(ledger.pending().len(), 1);
     let drift = ledger.reconcile(&world(100_100, vec![], vec![], vec![]));

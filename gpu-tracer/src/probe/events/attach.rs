@@ -8,6 +8,8 @@ use zerocopy::IntoBytes;
 
 use super::{
     EventSource, Options, Start,
+    calls::{self, Calls},
+    driver::DriverHooks,
     hooks::{self, Attached, HOOKS, HookReport},
     pins::{Kept, Pins},
     refused,
@@ -24,11 +26,19 @@ use crate::{
 };
 
 /// Maps of the event programs that have a size, and the least they can have, for those who load only the others.
-pub(in crate::probe) const MAPS: [(&str, u32); 3] = [("EVENTS", 1), ("TRACKED", 1), ("TOUCHES", 1)];
+pub(in crate::probe) const MAPS: [(&str, u32); 7] = [
+    ("EVENTS", 1),
+    ("TRACKED", 1),
+    ("TOUCHES", 1),
+    (calls::MAPS[0], 1),
+    (calls::MAPS[1], 1),
+    (calls::MAPS[2], 1),
+    ("SPENT", 1),
+];
 /// Maps of the other programs that take memory when they are made.
 const OTHER_MAPS: [(&str, u32); 2] = [("HOLDS", 1), ("SUBJECTS", 1)];
 /// Maps that this side uses.
-const USED: [&str; 8] = [
+const USED: [&str; 11] = [
     "EVENTS",
     tracked::MAPS[0],
     tracked::MAPS[1],
@@ -37,6 +47,9 @@ const USED: [&str; 8] = [
     "TOUCHES",
     "DROPS",
     "REPORTED",
+    calls::MAPS[0],
+    calls::MAPS[1],
+    calls::MAPS[2],
 ];
 
 impl EventSource {
@@ -51,14 +64,14 @@ impl EventSource {
         }
         let layout = layout::resolve(btf)?;
         let ring_bytes = options.ring_bytes.checked_next_power_of_two().unwrap_or(1 << 31);
-        let parts = [OBJECT, layout.as_bytes(), &ring_bytes.to_ne_bytes()];
+        let parts = [OBJECT, layout.as_bytes(), &ring_bytes.to_ne_bytes(), &[u8::from(options.driver)]];
         let pins = options.pin_dir.as_deref().map(|directory| Pins::take(directory, &parts)).transpose()?;
         let mut source = match pins.as_ref().map(|pins| pins.reopen(&USED)).transpose() {
             Ok(Some(Some(kept))) => Self::resume(kept)?,
-            Ok(_) => Self::load(layout.as_bytes(), ring_bytes, pins.as_ref())?,
+            Ok(_) => Self::load(layout.as_bytes(), ring_bytes, options.driver, pins.as_ref())?,
             Err(error) => {
                 tracing::debug!(?error, "what an earlier process left cannot be used");
-                let mut source = Self::load(layout.as_bytes(), ring_bytes, pins.as_ref())?;
+                let mut source = Self::load(layout.as_bytes(), ring_bytes, options.driver, pins.as_ref())?;
                 source.start = Start::Replaced;
                 source
             }
@@ -69,26 +82,51 @@ impl EventSource {
         {
             source.start = Start::Replaced;
         }
-        source._pins = pins;
         source.set_devices(devices)?;
+        source.follow_driver(options.driver, pins.as_ref());
+        source._pins = pins;
         Ok(source)
     }
 
-    fn load(layout: &[u8], ring_bytes: u32, pins: Option<&Pins>) -> Result<Self, ProbeError> {
+    /// The hooks at the driver's functions, last of all: whatever they tell of can then be followed up.
+    fn follow_driver(&mut self, asked: bool, pins: Option<&Pins>) {
+        if !asked {
+            return;
+        }
+        if let (Start::Resumed, Some(pins)) = (self.start, pins) {
+            self.driver = DriverHooks::resume(&pins.directory(), &Features::probe("/".as_ref()));
+        }
+        // Without hooks nobody told of the end of what was in progress.
+        let all_the_time = self.driver.is_complete();
+        if !all_the_time {
+            self.calls.forget_all();
+        }
+        self.refresh_driver();
+        if all_the_time {
+            self.earlier = self.calls.in_progress();
+        }
+        if let (Start::Fresh | Start::Replaced, Some(pins)) = (self.start, pins) {
+            self.driver.keep_in(&pins.directory());
+        }
+    }
+
+    fn load(layout: &[u8], ring_bytes: u32, driver: bool, pins: Option<&Pins>) -> Result<Self, ProbeError> {
         let mut loader = EbpfLoader::new();
         loader.btf(None).override_global("KERNEL", layout, true).map_max_entries("EVENTS", ring_bytes);
         for (map, least) in OTHER_MAPS {
             loader.map_max_entries(map, least);
         }
         let mut ebpf = loader.load(OBJECT).map_err(ProbeError::Load)?;
-        let (attached, hooks) = hooks::attach(&mut ebpf, &Features::probe("/".as_ref()));
+        let features = Features::probe("/".as_ref());
+        let (attached, hooks) = hooks::attach(&mut ebpf, &features);
+        let driver = if driver { DriverHooks::load(&mut ebpf, &features) } else { DriverHooks::not_asked() };
         if let Some(pins) = pins {
             let maps =
                 USED.map(|name| ebpf.map(name).map(|map| (name, map)).ok_or(ProbeError::Incompatible(name)));
             let maps = maps.into_iter().collect::<Result<Vec<_>, _>>()?;
-            pins.keep(&maps, &attached)?;
+            pins.keep(&maps, &attached, driver.programs())?;
         }
-        Self::assemble(&mut |name| take(&mut ebpf, name), attached, hooks, Start::Fresh)
+        Self::assemble(&mut |name| take(&mut ebpf, name), attached, hooks, driver, Start::Fresh)
     }
 
     fn resume(kept: Kept) -> Result<Self, ProbeError> {
@@ -106,13 +144,14 @@ impl EventSource {
             let at = maps.iter().position(|(kept, _)| *kept == name).ok_or(ProbeError::Incompatible(name))?;
             Map::from_map_data(maps.swap_remove(at).1).map_err(refused(name))
         };
-        Self::assemble(&mut map, links, hooks, Start::Resumed)
+        Self::assemble(&mut map, links, hooks, DriverHooks::not_asked(), Start::Resumed)
     }
 
     fn assemble(
         map: &mut dyn FnMut(&'static str) -> Result<Map, ProbeError>,
         attached: Vec<Attached>,
         hooks: Vec<HookReport>,
+        driver: DriverHooks,
         start: Start,
     ) -> Result<Self, ProbeError> {
         Ok(Self {
@@ -124,6 +163,9 @@ impl EventSource {
             reported: Array::try_from(map("REPORTED")?).map_err(refused("REPORTED"))?,
             attached,
             hooks,
+            driver,
+            calls: Calls::take(&mut *map)?,
+            earlier: Vec::new(),
             start,
             translator: Translator::default(),
             foreign: 0,

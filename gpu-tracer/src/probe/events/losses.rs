@@ -58,6 +58,8 @@ const fn word(cause: Drop) -> &'static str {
         Drop::TableTooLong => "table-too-long",
         Drop::Missed => "missed",
         Drop::Foreign => "foreign",
+        Drop::CallsFull => "calls-full",
+        Drop::ReturnMissed => "return-missed",
     }
 }
 

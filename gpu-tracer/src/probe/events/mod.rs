@@ -7,6 +7,7 @@
 //! | `sched_process_exit` | how a task ends, and which device files are in its fd table at that moment |
 //! | `signal_generate`, `oom:mark_victim` | who ended or stopped it |
 //! | `module:module_load`, `module:module_free` | drivers that come and go |
+//! | kprobes at the driver's open, release and deferred release ([`DriverState`]), where asked for and possible | opens and releases themselves, to the moment |
 //!
 //! The kernel keeps a set of *tracked* processes and says nothing of the others, for whom a hook costs one load. Who asks for a device is in it from then
 //! on, and so is every child of a tracked process. Those that held something before are put in with
@@ -19,8 +20,10 @@
 //! [`EventKind::Lost`]: crate::model::event::EventKind::Lost
 
 mod attach;
+mod calls;
 mod cgroup;
 mod decode;
+mod driver;
 mod hooks;
 #[cfg(test)]
 mod live;
@@ -42,9 +45,10 @@ use std::{
 };
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
-use gpu_tracer_common::events::{Drop, DropCounts, RING_BYTES, TouchKey, Touches, Tracked};
+use gpu_tracer_common::events::{Call, CallKey, Drop, DropCounts, RING_BYTES, TouchKey, Touches, Tracked};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+pub use driver::{DriverState, survey as survey_driver};
 pub use gpu_tracer_common::events::Drop as LossCause;
 pub use hooks::HookReport;
 pub use losses::Losses;
@@ -53,7 +57,9 @@ pub use recheck::{FileChecked, RememberedFile};
 pub use translate::Touched;
 
 pub(super) use attach::MAPS;
+use calls::Calls;
 use decode::Record;
+use driver::DriverHooks;
 use hooks::Attached;
 use pins::Pins;
 use tracked::TrackedSet;
@@ -75,7 +81,7 @@ const MAX_EVENTS: usize = 16_384;
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct Plain<T>(T);
-// SAFETY: `repr(C)`, integers only, without padding (all four).
+// SAFETY: `repr(C)`, integers only, without padding (all six).
 unsafe impl aya::Pod for Plain<Tracked> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Plain<TouchKey> {}
@@ -83,6 +89,10 @@ unsafe impl aya::Pod for Plain<TouchKey> {}
 unsafe impl aya::Pod for Plain<Touches> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Plain<DropCounts> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Plain<CallKey> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Plain<Call> {}
 
 /// How to attach.
 #[derive(Clone, Debug)]
@@ -92,11 +102,13 @@ pub struct Options {
     pub pin_dir: Option<PathBuf>,
     /// Bytes of the ring; made a power of two, at least a page.
     pub ring_bytes: u32,
+    /// Hook the driver's own functions as well, as far as the kernel allows it: see [`EventSource::driver_state`].
+    pub driver: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { pin_dir: None, ring_bytes: RING_BYTES }
+        Self { pin_dir: None, ring_bytes: RING_BYTES, driver: false }
     }
 }
 
@@ -121,6 +133,10 @@ pub struct EventSource {
     reported: Array<MapData, Plain<DropCounts>>,
     attached: Vec<Attached>,
     hooks: Vec<HookReport>,
+    driver: DriverHooks,
+    calls: Calls,
+    /// What had begun before anybody read the ring.
+    earlier: Vec<Event>,
     start: Start,
     translator: Translator,
     foreign: u64,
@@ -149,6 +165,30 @@ impl EventSource {
     #[must_use]
     pub fn hooks(&self) -> &[HookReport] {
         &self.hooks
+    }
+
+    /// What became of each hook at the driver's own functions; empty if they were not asked for.
+    #[must_use]
+    pub fn driver_hooks(&self) -> &[HookReport] {
+        self.driver.reports()
+    }
+
+    /// How far the driver's own functions can be followed.
+    #[must_use]
+    pub fn driver_state(&self) -> DriverState {
+        self.driver.state()
+    }
+
+    /// Attaches hooks to the driver's modules that have been loaded since, and forgets those that have been unloaded. To be
+    /// called after [`EventKind::ModuleLoaded`] and [`EventKind::ModuleUnloaded`], and once more a little later: a module is
+    /// announced before it is there and before it is gone.
+    ///
+    /// [`EventKind::ModuleLoaded`]: crate::model::event::EventKind::ModuleLoaded
+    /// [`EventKind::ModuleUnloaded`]: crate::model::event::EventKind::ModuleUnloaded
+    pub fn refresh_driver(&mut self) {
+        if self.driver.refresh() {
+            self.calls.forget_all();
+        }
     }
 
     /// Tells the programs which device numbers are of interest: again after a module was loaded.
@@ -180,7 +220,7 @@ impl EventSource {
     /// [`EventSource::next_due`] has passed.
     pub fn drain(&mut self) -> Result<Vec<Event>, ProbeError> {
         self.drained = Some(Instant::now());
-        let mut events = Vec::new();
+        let mut events = std::mem::take(&mut self.earlier);
         while events.len() < MAX_EVENTS {
             let Some(item) = self.ring.next() else { break };
             let record = Record::decode(&item);
@@ -267,7 +307,7 @@ impl EventSource {
             .iter()
             .filter_map(|attached| sys::times_missed(attached.loaded.as_ref()?.as_fd()).ok())
             .sum();
-        losses.set(Drop::Missed, missed, boot_now());
+        losses.set(Drop::Missed, missed + self.driver.missed(), boot_now());
         losses.set(Drop::Foreign, self.foreign, self.foreign_ns);
         Ok(losses)
     }
@@ -279,6 +319,8 @@ impl EventSource {
         let before = events.len();
         events.extend(losses.beyond(&reported));
         if events.len() > before {
+            // What is still going on in the driver is certain whatever was lost.
+            events.extend(self.calls.in_progress());
             self.reported.set(0, Plain(losses.0), 0).map_err(refused("REPORTED"))?;
         }
         Ok(())

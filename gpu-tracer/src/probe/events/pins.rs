@@ -5,6 +5,7 @@
 //!   v2-0123456789abcdef/        layout of the records, hash of the programs and of where this kernel has its fields
 //!     EVENTS TRACKED ...        maps
 //!     link-on_exit              links, by program: as long as they have a name the hooks stay attached
+//!     prog-on_open_begin        programs, and links, of the hooks at the driver's functions
 //! ```
 //!
 //! A process that is killed leaves all of it, and the hooks go on filling the ring. The next one continues where that one
@@ -13,7 +14,10 @@
 use std::{
     fs::{self, DirBuilder, File},
     io,
-    os::{fd::AsFd, unix::fs::DirBuilderExt},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::DirBuilderExt,
+    },
     path::{Path, PathBuf},
 };
 
@@ -56,9 +60,14 @@ impl Pins {
         Ok(Self { root: root.to_owned(), version, _lock: lock })
     }
 
+    /// Where everything of this version is.
+    pub(super) fn directory(&self) -> PathBuf {
+        self.root.join(&self.version)
+    }
+
     /// What an earlier process left, if it is of this version and complete.
     pub(super) fn reopen(&self, maps: &[&'static str]) -> Result<Option<Kept>, ProbeError> {
-        let directory = self.root.join(&self.version);
+        let directory = self.directory();
         if !directory.is_dir() {
             return Ok(None);
         }
@@ -82,7 +91,12 @@ impl Pins {
     }
 
     /// Gives names to all of it. Either everything is kept or nothing is.
-    pub(super) fn keep(&self, maps: &[(&'static str, &Map)], links: &[Attached]) -> Result<(), ProbeError> {
+    pub(super) fn keep<'a>(
+        &self,
+        maps: &[(&'static str, &Map)],
+        links: &[Attached],
+        programs: impl Iterator<Item = (String, BorrowedFd<'a>)>,
+    ) -> Result<(), ProbeError> {
         let unfinished = self.root.join(format!("{UNFINISHED}{}", self.version));
         let refused = |path: &Path, source| ProbeError::Pin { path: path.to_owned(), source };
         remove(&unfinished)?;
@@ -96,7 +110,11 @@ impl Pins {
             let path = unfinished.join(name);
             sys::pin(attached.link.as_fd(), &path).map_err(|source| refused(&path, source))?;
         }
-        let finished = self.root.join(&self.version);
+        for (name, program) in programs {
+            let path = unfinished.join(name);
+            sys::pin(program, &path).map_err(|source| refused(&path, source))?;
+        }
+        let finished = self.directory();
         remove(&finished)?;
         fs::rename(&unfinished, &finished).map_err(|source| refused(&finished, source))
     }

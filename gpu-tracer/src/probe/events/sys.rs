@@ -78,7 +78,7 @@ pub(super) fn times_missed(program: BorrowedFd<'_>) -> io::Result<u64> {
 }
 
 /// `BPF_OBJ_GET_INFO_BY_FD`. `T` must be the kernel's structure for objects of this kind.
-fn query<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
+pub(super) fn query<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     let mut attributes = attributes();
     attributes.info.bpf_fd = object.as_raw_fd() as u32;
     attributes.info.info_len = size_of::<T>() as u32;

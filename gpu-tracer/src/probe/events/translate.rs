@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use gpu_tracer_common::events::{
-    EventHead, ExitHold, ExitRecord, ForkRecord, MAY_WAIT, NO_FD, SignalRecord, TaskRef, TouchKey,
-    TouchRecord, WINDOW_NS, access_bits, exit_bits,
+    DriverRecord, EventHead, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED, KIND_OPENED, KIND_OPENING,
+    KIND_RELEASING, MAY_WAIT, NO_FD, SignalRecord, TaskRef, TouchKey, TouchRecord, WINDOW_NS, access_bits,
+    exit_bits,
 };
 
 use super::decode::Record;
@@ -84,8 +85,33 @@ impl Translator {
             Record::ModuleUnloaded(record) => {
                 (record.head, EventKind::ModuleUnloaded { name: name(&record.name) })
             }
+            Record::InDriver(record) => (record.head, self.in_driver(&record)?),
         };
         Some(Event { at_ns: head.at_ns, kind })
+    }
+
+    /// What happened to a file inside the driver. A file of a device that is not known yet is found by the next look.
+    fn in_driver(&self, record: &DriverRecord) -> Option<EventKind> {
+        let task = task(record.head.task);
+        let device = DeviceNumber::from_kernel(record.rdev);
+        let file = FileKey(record.file);
+        let known = self.devices.identify(device).is_some();
+        let comm = || RawText::from_c_field(&record.comm);
+        let kind = match record.head.header.kind {
+            KIND_OPENED if record.result < 0 => {
+                return Some(EventKind::OpenFailed { file, error: record.result });
+            }
+            KIND_OPENING => EventKind::Opening { file, device, task, comm: comm() },
+            KIND_OPENED => EventKind::Opened { file, device, task, comm: comm() },
+            KIND_RELEASING => EventKind::Releasing { file, device, task },
+            KIND_DEFERRED => EventKind::ReleaseDeferred { file, device, work: FileKey(record.work) },
+            // The file whose release was deferred has gone, and its address may be that of another.
+            _ => {
+                let file = if record.work == 0 { file } else { FileKey(record.work) };
+                return Some(EventKind::Released { file, task: Some(task) });
+            }
+        };
+        known.then_some(kind)
     }
 
     fn touched(&mut self, record: &TouchRecord) -> Option<EventKind> {

@@ -94,6 +94,27 @@ fn a_name_that_is_no_text_looks_the_same_in_sentences_as_in_the_table() {
 }
 
 #[test]
+fn gpus_that_are_unknown_for_the_same_reason_are_told_of_once() {
+    let mut input = with_memory(report(4), &[1, 1, 3, 99]);
+    input.report.coverage.complete = false;
+    input.report.coverage.missing = vec![crate::model::report::MissingReport {
+        what: "half-exited-task".to_owned(),
+        why: "PID 428 (state D) is half-way through its exit: no scan can see what it has not released yet"
+            .to_owned(),
+    }];
+    input.half_gone = vec![crate::diagnose::input::HalfGone {
+        pid: 428,
+        tid: 428,
+        comm: "python3".into(),
+        state: "D".to_owned(),
+        stack: vec!["os_acquire_semaphore [nvidia]".to_owned()],
+        ..Default::default()
+    }];
+    input.waits.insert(428, lasting());
+    insta::assert_snapshot!(printed(&input));
+}
+
+#[test]
 fn rows_are_one_per_gpu() {
     let mut input = with_memory(Report { holders: vec![stuck_thread(1)], ..report(2) }, &[1, 93_699]);
     input.waits.insert(440, lasting());

@@ -6,9 +6,10 @@ mod translating;
 
 use gpu_tracer_common::{
     events::{
-        EventHead, ExecRecord, ExitHold, ExitRecord, ForkRecord, KIND_EXECED, KIND_EXITING, KIND_FORKED,
-        KIND_FREED, KIND_MODULE_LOADED, KIND_MODULE_UNLOADED, KIND_RENAMED, KIND_SIGNALLED, KIND_TOUCHED,
-        KIND_VICTIM, ModuleRecord, RenameRecord, SignalRecord, TaskRef, TouchRecord,
+        DriverRecord, EventHead, ExecRecord, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED, KIND_EXECED,
+        KIND_EXITING, KIND_FORKED, KIND_FREED, KIND_MODULE_LOADED, KIND_MODULE_UNLOADED, KIND_OPENED,
+        KIND_OPENING, KIND_RELEASED, KIND_RELEASING, KIND_RENAMED, KIND_SIGNALLED, KIND_TOUCHED, KIND_VICTIM,
+        ModuleRecord, RenameRecord, SignalRecord, TaskRef, TouchRecord,
     },
     snapshot::Header,
 };
@@ -57,6 +58,13 @@ fn exit(detail: u32, held: &[(u64, DeviceNumber, u32)]) -> Vec<u8> {
     bytes
 }
 
+fn in_driver(kind: u16, device: DeviceNumber, work: u64, result: i32) -> Vec<u8> {
+    let (head, rdev) = (head(kind, 0), device.to_kernel());
+    DriverRecord { head, file: 0xabc, identity: 5, work, rdev, result, comm: text("python3") }
+        .as_bytes()
+        .to_vec()
+}
+
 /// One record of each kind, as bytes.
 fn one_of_each() -> Vec<Vec<u8>> {
     let child = TaskRef { tgid: 502, tid: 502, start_ns: 90 };
@@ -83,5 +91,10 @@ fn one_of_each() -> Vec<Vec<u8>> {
         head(KIND_VICTIM, 0).as_bytes().to_vec(),
         module(KIND_MODULE_LOADED).as_bytes().to_vec(),
         module(KIND_MODULE_UNLOADED).as_bytes().to_vec(),
+        in_driver(KIND_OPENING, GPU0, 0, 0),
+        in_driver(KIND_OPENED, GPU0, 0, 0),
+        in_driver(KIND_RELEASING, GPU0, 0xdef, 0),
+        in_driver(KIND_DEFERRED, GPU0, 0xdef, 0),
+        in_driver(KIND_RELEASED, GPU0, 0, 0),
     ]
 }

@@ -1,9 +1,9 @@
 //! Records to events.
 
-use gpu_tracer_common::events::{TouchKey, access_bits, exit_bits};
+use gpu_tracer_common::events::{KIND_OPENED, KIND_RELEASED, TouchKey, access_bits, exit_bits};
 use proptest::prelude::*;
 
-use super::{GPU0, NOT_OURS, SAME_TASK, TASK, devices, exit, one_of_each, touch};
+use super::{GPU0, NOT_OURS, SAME_TASK, TASK, devices, exit, in_driver, one_of_each, touch};
 use crate::{
     model::{
         FileKey, ProcessId, RawText, TableKey,
@@ -65,11 +65,32 @@ fn each_record_says_what_it_says() {
         EventKind::OomKilled { victim: task },
         EventKind::ModuleLoaded { name: "nvidia_uvm".into() },
         EventKind::ModuleUnloaded { name: "nvidia_uvm".into() },
+        EventKind::Opening { file: FileKey(0xabc), device: GPU0, task, comm: comm() },
+        EventKind::Opened { file: FileKey(0xabc), device: GPU0, task, comm: comm() },
+        EventKind::Releasing { file: FileKey(0xabc), device: GPU0, task },
+        EventKind::ReleaseDeferred { file: FileKey(0xabc), device: GPU0, work: FileKey(0xdef) },
+        EventKind::Released { file: FileKey(0xabc), task: Some(task) },
     ];
     for (kind, expected) in kinds.iter().zip(&expected) {
         assert_eq!(kind, expected);
     }
     assert_eq!(kinds.len(), expected.len());
+}
+
+#[test]
+fn what_the_driver_returns_decides_whether_there_is_a_file() {
+    let mut translator = translator();
+    let mut kind = |bytes: &[u8]| translate(&mut translator, bytes).map(|event| event.kind);
+    let failed = Some(EventKind::OpenFailed { file: FileKey(0xabc), error: -5 });
+    assert_eq!(kind(&in_driver(KIND_OPENED, GPU0, 0, -5)), failed);
+    assert_eq!(kind(&in_driver(KIND_OPENED, NOT_OURS, 0, 0)), None);
+}
+
+#[test]
+fn the_end_of_deferred_work_names_the_work_and_not_an_address_that_may_be_anothers() {
+    let done = translate(&mut translator(), &in_driver(KIND_RELEASED, GPU0, 0xdef, 0));
+    let expected = EventKind::Released { file: FileKey(0xdef), task: Some(SAME_TASK) };
+    assert_eq!(done.map(|event| event.kind), Some(expected));
 }
 
 #[test]

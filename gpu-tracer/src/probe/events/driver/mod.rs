@@ -1,0 +1,444 @@
+//! Hooks at the driver's own functions: its open, its release, and what it leaves to kernel threads of its own.
+//!
+//! They are kprobes, so they come and go with the driver's modules: [`DriverHooks::refresh`] compares what is attached with
+//! what is loaded. A module is known by the inode of its directory in sysfs, which another load of it does not have again.
+
+mod functions;
+mod kprobe;
+mod pinned;
+mod symbols;
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf,
+    programs::{KProbe, ProgramError},
+};
+
+use functions::{FUNCTIONS, Function, PROGRAMS, Part};
+use kprobe::{Pmu, Probe, Target};
+use pinned::Pinned;
+use symbols::{Found, Symbols};
+
+use super::{hooks::HookReport, sys};
+use crate::kernel::{Answer, Features};
+
+/// What is looked at first, and where functions are that some builds keep elsewhere.
+const MAIN_MODULE: &str = "nvidia";
+
+/// How far the driver's own functions can be followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DriverState {
+    /// Nobody asked for it.
+    NotAsked,
+    /// They cannot: this is why, and what to do.
+    Impossible(String),
+    /// There is no driver, so nothing to follow; hooks are attached when it is loaded.
+    NotLoaded,
+    /// Some of the essential hooks are missing.
+    InPart(String),
+    /// All of the essential ones work.
+    Complete,
+}
+
+/// A module as it is loaded now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Loaded {
+    name: &'static str,
+    /// Inode of its directory in sysfs.
+    mark: u64,
+}
+
+#[derive(Debug)]
+struct Attached {
+    /// Index into [`FUNCTIONS`].
+    function: usize,
+    module: Loaded,
+    /// Programs at its entry and its return.
+    programs: (&'static str, Option<&'static str>),
+    /// At its return first: no call is then seen to begin and not to end.
+    probes: Vec<Probe>,
+    remark: Option<String>,
+}
+
+/// A function that cannot be hooked in the module that is loaded.
+#[derive(Debug)]
+struct Refused {
+    function: usize,
+    module: Loaded,
+    works: Answer,
+    why: String,
+}
+
+/// The hooks at the driver's functions.
+#[derive(Debug)]
+pub(super) struct DriverHooks {
+    root: PathBuf,
+    /// `None`: they cannot be attached, and `impossible` says why.
+    pmu: Option<Pmu>,
+    programs: Vec<(&'static str, OwnedFd)>,
+    impossible: Option<String>,
+    asked: bool,
+    attached: Vec<Attached>,
+    refused: Vec<Refused>,
+    pinned: Option<Pinned>,
+    /// By probes that are not there any more.
+    missed: u64,
+    reports: Vec<HookReport>,
+}
+
+impl DriverHooks {
+    /// None.
+    pub(super) fn not_asked() -> Self {
+        Self::new(None, Vec::new(), None, false)
+    }
+
+    fn new(
+        pmu: Option<Pmu>,
+        programs: Vec<(&'static str, OwnedFd)>,
+        impossible: Option<String>,
+        asked: bool,
+    ) -> Self {
+        let (attached, refused) = (Vec::new(), Vec::new());
+        let root = PathBuf::from("/");
+        let mut hooks = Self {
+            root,
+            pmu,
+            programs,
+            impossible,
+            asked,
+            attached,
+            refused,
+            pinned: None,
+            missed: 0,
+            reports: Vec::new(),
+        };
+        hooks.report();
+        hooks
+    }
+
+    /// Loads the programs. What the kernel does not have or refuses is remembered and said.
+    pub(super) fn load(ebpf: &mut Ebpf, features: &Features) -> Self {
+        match possible("/".as_ref(), features) {
+            Err(why) => Self::new(None, Vec::new(), Some(why), true),
+            Ok(pmu) => match PROGRAMS.iter().map(|name| load_one(ebpf, name)).collect() {
+                Ok(programs) => Self::new(Some(pmu), programs, None, true),
+                Err(why) => Self::new(None, Vec::new(), Some(why), true),
+            },
+        }
+    }
+
+    /// Takes over what an earlier process left in `directory`.
+    pub(super) fn resume(directory: &Path, features: &Features) -> Self {
+        let programs = |pmu| {
+            let open = |name: &&'static str| {
+                let path = directory.join(pinned::program(name));
+                sys::open_pin(&path).map(|program| (*name, program))
+            };
+            let programs: io::Result<Vec<_>> = PROGRAMS.iter().map(open).collect();
+            programs.map(|programs| (pmu, programs)).map_err(|error| {
+                format!("the programs of the hooks that were left cannot be used: {error}; `gpu-tracer run --unpin` takes them away")
+            })
+        };
+        match possible("/".as_ref(), features).and_then(programs) {
+            Err(why) => Self::new(None, Vec::new(), Some(why), true),
+            Ok((pmu, programs)) => {
+                let mut hooks = Self::new(Some(pmu), programs, None, true);
+                hooks.take_kept(directory);
+                hooks
+            }
+        }
+    }
+
+    /// Names of the programs in a pin directory, and the programs.
+    pub(super) fn programs(&self) -> impl Iterator<Item = (String, BorrowedFd<'_>)> {
+        self.programs.iter().map(|(name, program)| (pinned::program(name), program.as_fd()))
+    }
+
+    /// From now on hooks get names in this directory, where the kernel can do that.
+    pub(super) fn keep_in(&mut self, directory: &Path) {
+        let pinned = Pinned::new(directory);
+        for attached in &self.attached {
+            pinned.keep(attached);
+        }
+        self.pinned = Some(pinned);
+    }
+
+    /// Takes the hooks that an earlier process left and that are of the modules that are loaded now.
+    fn take_kept(&mut self, directory: &Path) {
+        let pinned = Pinned::new(directory);
+        for (index, function) in FUNCTIONS.iter().enumerate() {
+            let deferrals = self.sees_deferrals(function.module());
+            let programs = function.programs(deferrals);
+            let kept = self.homes(function).find_map(|module| {
+                let probes = pinned.reopen(function, programs, module)?;
+                Some(Attached { function: index, module, programs, probes, remark: None })
+            });
+            self.attached.extend(kept);
+        }
+        pinned.remove_all_but(&self.attached);
+        self.pinned = Some(pinned);
+        self.report();
+    }
+
+    /// Was every hook that is there now there all the time?
+    pub(super) fn is_complete(&self) -> bool {
+        self.state() == DriverState::Complete
+    }
+
+    /// Attaches hooks to what has been loaded, and forgets those of what has been unloaded. Says whether the main module is
+    /// not the one that it was, so that no call that was in progress can be so still.
+    pub(super) fn refresh(&mut self) -> bool {
+        let gone = |hooks: &Self, module: Loaded| hooks.loaded(module.name) != Some(module);
+        let (stale, living): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.attached).into_iter().partition(|attached| gone(self, attached.module));
+        self.attached = living;
+        for attached in &stale {
+            self.missed += attached.probes.iter().map(Probe::missed).sum::<u64>();
+            if let Some(pinned) = &self.pinned {
+                pinned.remove(attached);
+            }
+        }
+        let main_is_gone = stale.iter().any(|attached| attached.module.name == MAIN_MODULE);
+        drop(stale);
+        let mut refused = std::mem::take(&mut self.refused);
+        refused.retain(|refused| !gone(self, refused.module));
+        self.refused = refused;
+        if let Some(pmu) = self.pmu {
+            let mut symbols = None;
+            for index in 0..FUNCTIONS.len() {
+                self.attach_missing(index, pmu, &mut symbols);
+            }
+        }
+        self.report();
+        main_is_gone
+    }
+
+    fn attach_missing(&mut self, index: usize, pmu: Pmu, symbols: &mut Option<Symbols>) {
+        let function = &FUNCTIONS[index];
+        if self.attached.iter().any(|attached| attached.function == index) {
+            return;
+        }
+        let homes: Vec<Loaded> = self.homes(function).collect();
+        for module in homes {
+            if self.refused.iter().any(|refused| refused.function == index && refused.module == module) {
+                continue;
+            }
+            let deferrals = self.sees_deferrals(function.module());
+            match self.attach(function, module, function.programs(deferrals), pmu, symbols) {
+                Ok((probes, remark)) => {
+                    let programs = function.programs(deferrals);
+                    let attached = Attached { function: index, module, programs, probes, remark };
+                    if let Some(pinned) = &self.pinned {
+                        pinned.keep(&attached);
+                    }
+                    self.attached.push(attached);
+                    return;
+                }
+                Err((works, why)) => self.refused.push(Refused { function: index, module, works, why }),
+            }
+        }
+    }
+
+    /// The loaded modules that may have a function, the likelier first.
+    fn homes(&self, function: &Function) -> impl Iterator<Item = Loaded> + use<> {
+        let own = self.loaded(function.module());
+        let main = self.loaded(MAIN_MODULE).filter(|_| own.is_none() && !function.essential);
+        own.into_iter().chain(main)
+    }
+
+    fn loaded(&self, name: &'static str) -> Option<Loaded> {
+        let directory = fs::metadata(self.root.join("sys/module").join(name)).ok()?;
+        Some(Loaded { name, mark: directory.ino() })
+    }
+
+    /// Is everything attached that tells a deferred release of this module from one that is done?
+    fn sees_deferrals(&self, module: &str) -> bool {
+        let works = |part: Part| {
+            self.attached.iter().any(|attached| {
+                let function = &FUNCTIONS[attached.function];
+                function.part == part && function.module() == module
+            })
+        };
+        works(Part::InPlace) && works(Part::Deferred)
+    }
+
+    fn attach(
+        &self,
+        function: &Function,
+        module: Loaded,
+        (begin, end): (&'static str, Option<&'static str>),
+        pmu: Pmu,
+        symbols: &mut Option<Symbols>,
+    ) -> Result<(Vec<Probe>, Option<String>), (Answer, String)> {
+        let name = Target::Name(format!("{}:{}", module.name, function.symbol()));
+        let first = match self.place(pmu, begin, end, &name) {
+            Ok(probes) => return Ok((probes, None)),
+            Err(error) => error,
+        };
+        if matches!(first.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
+            return Err((
+                Answer::Denied(format!("{first}; it takes root or CAP_PERFMON")),
+                first.to_string(),
+            ));
+        }
+        let symbols = symbols.get_or_insert_with(|| Symbols::read(&self.root));
+        let found = symbols.look_up(module.name, function.symbol());
+        let remark = usable(function, &found).map_err(|why| (Answer::No, why))?;
+        let target = match found {
+            Found::At(address) if address != 0 => Target::Address(address),
+            Found::Clone(clone) => Target::Name(format!("{}:{clone}", module.name)),
+            _ => return Err((Answer::No, first.to_string())),
+        };
+        match self.place(pmu, begin, end, &target) {
+            Ok(probes) => Ok((probes, remark)),
+            Err(error) => Err((Answer::No, error.to_string())),
+        }
+    }
+
+    fn place(&self, pmu: Pmu, begin: &str, end: Option<&str>, target: &Target) -> io::Result<Vec<Probe>> {
+        let probe = |name: &str, at_return| {
+            let program = self.programs.iter().find(|(known, _)| *known == name);
+            let (_, program) = program.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+            Probe::attach(pmu, program.as_fd(), target, at_return)
+        };
+        let at_return = end.map(|end| probe(end, true)).transpose()?;
+        let at_entry = probe(begin, false)?;
+        Ok(at_return.into_iter().chain([at_entry]).collect())
+    }
+
+    /// What has been missed by kprobes, as far as the kernel tells.
+    pub(super) fn missed(&self) -> u64 {
+        let probes = self.attached.iter().flat_map(|attached| &attached.probes);
+        let recursions =
+            self.programs.iter().filter_map(|(_, program)| sys::times_missed(program.as_fd()).ok());
+        self.missed + probes.map(Probe::missed).sum::<u64>() + recursions.sum::<u64>()
+    }
+
+    /// What became of each.
+    pub(super) fn reports(&self) -> &[HookReport] {
+        &self.reports
+    }
+
+    fn report(&mut self) {
+        let functions = if self.asked { &FUNCTIONS[..] } else { &[] };
+        self.reports =
+            functions.iter().enumerate().map(|(index, function)| self.report_of(index, function)).collect();
+    }
+
+    fn report_of(&self, index: usize, function: &Function) -> HookReport {
+        let (works, detail) = if let Some(why) = &self.impossible {
+            (Answer::No, Some(why.clone()))
+        } else if let Some(attached) = self.attached.iter().find(|attached| attached.function == index) {
+            (Answer::Yes, self.remark(attached))
+        } else if let Some(refused) = self.refused.iter().find(|refused| refused.function == index) {
+            (refused.works.clone(), Some(refused.why.clone()))
+        } else {
+            let module = function.module();
+            (Answer::No, Some(format!("the module {module} is not loaded; it is hooked when it is")))
+        };
+        HookReport { hook: function.name, works, detail }
+    }
+
+    fn remark(&self, attached: &Attached) -> Option<String> {
+        let function = &FUNCTIONS[attached.function];
+        let could = function.programs(true);
+        let blind = (attached.programs != could).then(|| {
+            "a release that the driver leaves to a kernel thread counts as done: what tells of that cannot be hooked"
+                .to_owned()
+        });
+        blind.or_else(|| attached.remark.clone())
+    }
+
+    /// How far the driver can be followed.
+    pub(super) fn state(&self) -> DriverState {
+        if !self.asked {
+            return DriverState::NotAsked;
+        }
+        if let Some(why) = &self.impossible {
+            return DriverState::Impossible(why.clone());
+        }
+        if self.loaded(MAIN_MODULE).is_none() {
+            return DriverState::NotLoaded;
+        }
+        let reports = FUNCTIONS.iter().zip(&self.reports);
+        let mut missing = reports
+            .filter(|(function, report)| {
+                function.essential && !report.works.is_yes() && self.loaded(function.module()).is_some()
+            })
+            .map(|(_, report)| format!("{}: {}", report.hook, report.detail.as_deref().unwrap_or("refused")));
+        missing.next().map_or(DriverState::Complete, DriverState::InPart)
+    }
+}
+
+/// Can a function that was found like this be hooked? What is to be said if so, and why not otherwise.
+fn usable(function: &Function, found: &Found) -> Result<Option<String>, String> {
+    match found {
+        Found::At(_) => Ok(None),
+        Found::Clone(clone) if !function.needs_arguments() => {
+            Ok(Some(format!("the compiler has made it {clone}")))
+        }
+        Found::Clone(clone) => {
+            Err(format!("the compiler has made it {clone}, whose arguments are not known"))
+        }
+        Found::Several => Err("several functions have this name".to_owned()),
+        Found::Nowhere => {
+            Err("this driver does not have it, or the compiler has put it into its callers".to_owned())
+        }
+    }
+}
+
+/// What would become of the hooks, without attaching any.
+#[must_use]
+pub fn survey(root: &Path, features: &Features) -> (DriverState, Vec<HookReport>) {
+    let mut hooks = match possible(root, features) {
+        Err(why) => DriverHooks::new(None, Vec::new(), Some(why), true),
+        Ok(_) => DriverHooks::new(None, Vec::new(), None, true),
+    };
+    hooks.root = root.to_owned();
+    let symbols = Symbols::read(root);
+    for (index, function) in FUNCTIONS.iter().enumerate() {
+        let homes: Vec<Loaded> = hooks.homes(function).collect();
+        for module in homes {
+            match usable(function, &symbols.look_up(module.name, function.symbol())) {
+                Ok(remark) => {
+                    let programs = function.programs(hooks.sees_deferrals(function.module()));
+                    let probes = Vec::new();
+                    hooks.attached.push(Attached { function: index, module, programs, probes, remark });
+                }
+                Err(why) => hooks.refused.push(Refused { function: index, module, works: Answer::No, why }),
+            }
+        }
+    }
+    hooks.report();
+    (hooks.state(), hooks.reports)
+}
+
+/// Can functions of the driver be hooked at all? If not, why not and what to do.
+fn possible(root: &Path, features: &Features) -> Result<Pmu, String> {
+    if let Answer::Denied(why) = &features.kprobes {
+        return Err(why.clone());
+    }
+    Pmu::read(root).ok_or_else(|| {
+        "this kernel has no kprobes (CONFIG_KPROBE_EVENTS); distribution kernels have them".to_owned()
+    })
+}
+
+fn load_one(ebpf: &mut Ebpf, name: &'static str) -> Result<(&'static str, OwnedFd), String> {
+    let refused =
+        |error: ProgramError| format!("cannot load BPF program `{name}`: {}", crate::probe::chain(&error));
+    let program = ebpf.program_mut(name).ok_or_else(|| {
+        format!("the BPF object has no program `{name}`; rebuild it with `cargo xtask build-ebpf`")
+    })?;
+    let program: &mut KProbe = program.try_into().map_err(refused)?;
+    program.load().map_err(refused)?;
+    let descriptor = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
+    descriptor.map(|descriptor| (name, descriptor)).map_err(|error| error.to_string())
+}
