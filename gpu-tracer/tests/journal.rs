@@ -100,6 +100,10 @@ fn events_of_a_beginning(directory: &Path) -> u64 {
     let number = |sql: &str| db.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap().unsigned_abs();
     let sound: String = db.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
     assert_eq!(sound, "ok");
+    if number("SELECT count(*) FROM sqlite_schema WHERE name = 'event'") == 0 {
+        // The cut came before anything was on the disk.
+        return 0;
+    }
     let events = number("SELECT count(*) FROM event");
     assert_eq!(events, number("SELECT coalesce(max(id), 0) FROM event"), "an event is missing in between");
     let begun = events.div_ceil(EVENTS_OF_A_FILE);
