@@ -135,23 +135,19 @@ impl Ledger {
         }
         for ((process, device), mut files) in by_opener {
             files.sort_unstable_by_key(|(lowest, file)| (lowest.unwrap_or(u32::MAX), file.id));
-            let touched: Vec<u64> = self
-                .touches
-                .of(process)
-                .filter(|touch| touch.device == device)
-                .map(|touch| touch.at_ns)
-                .collect();
+            let touched: Vec<Touch> =
+                self.touches.of(process).filter(|touch| touch.device == device).cloned().collect();
             let alone =
-                files.len() == 1 && touched.iter().filter(|at_ns| **at_ns > window.early_ns).count() == 1;
+                files.len() == 1 && touched.iter().filter(|touch| touch.at_ns > window.early_ns).count() == 1;
+            // What was asked for while the look went on may be of files that the next look shows.
+            let before = touched.partition_point(|touch| touch.at_ns <= window.until_ns);
+            let touched = if before > 0 { &touched[..before] } else { &touched[..] };
             // The latest touches, in order. Where there are fewer than files, the first is the nearest that can be said.
             let (skipped, lacking) =
                 (touched.len().saturating_sub(files.len()), files.len().saturating_sub(touched.len()));
-            let taken: Vec<Touch> = touched[skipped..]
-                .iter()
-                .filter_map(|at_ns| self.touches.take(process, device, *at_ns))
-                .collect();
-            for at_ns in &touched[..skipped] {
-                self.touches.take(process, device, *at_ns);
+            let taken = touched[skipped..].to_vec();
+            if before > 0 {
+                taken.iter().for_each(|touch| _ = self.touches.take(process, device, touch.at_ns));
             }
             let Some(first) = taken.first().cloned() else { continue };
             let touches = std::iter::repeat_n(first, lacking).chain(taken);
