@@ -253,7 +253,13 @@ pub struct ExitRecord {
 }
 const _: () = assert!(size_of::<ExitRecord>() == 48);
 
-/// A device file in the fd table of a task that begins to exit.
+/// `rdev` of an [`ExitHold`] that is no GPU device, but a file of which a close has something to wait for (`f_op->flush`);
+/// `identity` is then the magic number of its file system.
+pub const MAY_WAIT: u32 = u32::MAX;
+/// So many of those are told of one exit, the lowest descriptors first.
+pub const MOST_MAY_WAIT: u32 = 16;
+
+/// A device file in the fd table of a task that begins to exit, or one that is [`MAY_WAIT`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(

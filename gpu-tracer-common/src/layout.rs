@@ -68,6 +68,10 @@ pub struct KernelLayout {
     pub vma_mm: u32,
     /// `mm_mt.ma_root` (6.1+), only where the nodes of the tree are laid out as `mappings.rs` expects.
     pub mm_tree_root: u32,
+    /// Before 6.1.
+    pub mm_list: u32,
+    /// Before 6.1.
+    pub vma_next: u32,
     /// `shared.rb`: the node in the mapping's tree.
     pub vma_tree_node: u32,
     pub file_mapping: u32,
@@ -76,6 +80,7 @@ pub struct KernelLayout {
     pub node_left: u32,
     pub node_right: u32,
     pub sock_state: u32,
+    pub sock_node: u32,
     pub sock_socket: u32,
     pub sock_receive_queue_next: u32,
     pub sock_receive_queue: u32,
@@ -104,6 +109,9 @@ pub struct KernelLayout {
     pub dentry_lockref_count: u32,
     pub files_count: u32,
     pub files_next_fd: u32,
+    pub file_operations_flush: u32,
+    pub inode_sb: u32,
+    pub super_block_magic: u32,
     pub task_exit_code: u32,
     pub signal_live: u32,
     pub siginfo_code: u32,
@@ -118,4 +126,4 @@ pub struct KernelLayout {
     /// Non-zero where `mark_victim` passes a task and not a PID (6.8+).
     pub victim_is_task: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 86 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 92 * 4);

@@ -7,7 +7,9 @@
 //! | `tasks.rs` | `iter/task`: every task, and a walk of its fd table |
 //! | `task_file.rs` | `iter/task_file`: the same descriptors on kernels without `bpf_loop` |
 //! | `mappings.rs` | `iter/task_vma` |
+//! | `mm_lists.rs` | the same on kernels that have neither trees nor `iter/task_vma` |
 //! | `sockets.rs` | `iter/unix`: descriptors in flight |
+//! | `socket_table.rs` | the same on kernels without `bpf_loop` |
 //! | `subjects.rs` | a closer look at files found before: what the driver or an io_uring holds |
 //! | `recheck.rs` | files found before, as they are now |
 //! | `events/` | what happens: device nodes asked for, and the lives of processes that hold something |
@@ -22,7 +24,9 @@ mod access;
 mod events;
 mod holds;
 mod mappings;
+mod mm_lists;
 mod recheck;
+mod socket_table;
 mod sockets;
 mod subjects;
 mod task_file;

@@ -2,7 +2,7 @@
 //!
 //! Since 6.1 the mappings of an address space are in a maple tree, which is walked here like an fd table: by reading
 //! pointers, without a lock and without a reference. `iter/task_vma`, for older kernels, waits for the address space's
-//! lock, behind whoever is stuck with it, and visits one mapping per run.
+//! lock, behind whoever is stuck with it, and visits one mapping per run. Where there is neither: `mm_lists.rs`.
 
 use core::ffi::c_void;
 
@@ -53,11 +53,40 @@ struct Tree {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
 fn iter_mm_trees(context: *mut c_void) -> i32 {
+    let Some(space) = space_to_show(context) else { return 0 };
+    if walk_mm(space.mm, space.tid).is_err() {
+        return 1;
+    }
+    space.is_shown();
+    0
+}
+
+/// An address space, and through whom it was found.
+pub(crate) struct Space {
+    pub(crate) mm: u64,
+    pub(crate) tid: u32,
+    is_thread: bool,
+    session: u64,
+}
+
+impl Space {
+    /// Remembers that it has been shown.
+    #[inline(always)]
+    pub(crate) fn is_shown(&self) {
+        if self.is_thread {
+            let _ = SHOWN_MMS.insert(&self.mm, &self.session, 0);
+        }
+    }
+}
+
+/// The address space of an iterator's task, unless another thread has shown it already.
+#[inline(always)]
+pub(crate) fn space_to_show(context: *mut c_void) -> Option<Space> {
     // SAFETY: the kernel passes `struct bpf_iter__task`, whose layout is ABI.
     let context = unsafe { &*context.cast::<TaskContext>() };
     let task = context.task;
     if task.is_null() {
-        return 0;
+        return None;
     }
     // SAFETY: `task` is the context's BTF pointer, checked for null; `meta` never is.
     let (tgid, tid, mm, leader, session) = unsafe {
@@ -70,25 +99,20 @@ fn iter_mm_trees(context: *mut c_void) -> i32 {
         )
     };
     if mm == 0 {
-        return 0;
+        return None;
     }
-    if tid != tgid {
+    let space = Space { mm, tid, is_thread: tid != tgid, session };
+    if space.is_thread {
         if read::<u64>(leader, offset!(task_mm)) == Some(mm) {
-            return 0;
+            return None;
         }
         // SAFETY: a map lookup by a value on our stack.
         let shown = unsafe { SHOWN_MMS.get(&mm) };
         if shown == Some(&session) {
-            return 0;
+            return None;
         }
     }
-    if walk_mm(mm, tid).is_err() {
-        return 1;
-    }
-    if tid != tgid {
-        let _ = SHOWN_MMS.insert(&mm, &session, 0);
-    }
-    0
+    Some(space)
 }
 
 #[inline(always)]

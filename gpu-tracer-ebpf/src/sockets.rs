@@ -61,27 +61,45 @@ fn iter_sockets(context: *mut c_void) -> i32 {
     }
 }
 
+/// One end of a connection, or a listening socket.
+pub(crate) struct End {
+    pub(crate) listening: bool,
+    /// Its file, or if it has none (nobody has accepted the connection) the socket itself.
+    pub(crate) by: u64,
+    /// 0 where it has no file.
+    pub(crate) inode: u64,
+}
+
+impl End {
+    /// The socket, if descriptors are in its queue, or connections that may have some in theirs.
+    #[inline(always)]
+    pub(crate) fn of_interest(socket: u64) -> Option<Self> {
+        let listening = read::<u8>(socket, offset!(sock_state)) == Some(TCP_LISTEN);
+        if !listening && read::<u32>(socket, offset!(unix_nr_fds)).unwrap_or(0) == 0 {
+            return None;
+        }
+        let file = read::<u64>(socket, offset!(sock_socket))
+            .and_then(|end| read::<u64>(end, offset!(socket_file)))
+            .unwrap_or(0);
+        let inode = read::<u64>(file, offset!(file_inode))
+            .and_then(|inode| read::<u64>(inode, offset!(inode_ino)))
+            .unwrap_or(0);
+        Some(Self { listening, by: if file == 0 { socket } else { file }, inode })
+    }
+}
+
 #[inline(always)]
 fn try_iter_sockets(socket: u64) -> Result<(), Full> {
-    let listening = read::<u8>(socket, offset!(sock_state)) == Some(TCP_LISTEN);
-    if !listening && read::<u32>(socket, offset!(unix_nr_fds)).unwrap_or(0) == 0 {
-        return Ok(());
-    }
-    let file = read::<u64>(socket, offset!(sock_socket))
-        .and_then(|end| read::<u64>(end, offset!(socket_file)))
-        .unwrap_or(0);
-    let inode = read::<u64>(file, offset!(file_inode))
-        .and_then(|inode| read::<u64>(inode, offset!(inode_ino)))
-        .unwrap_or(0);
+    let Some(end) = End::of_interest(socket) else { return Ok(()) };
     let Some(queue) = QUEUE.get_ptr_mut(0) else { return Ok(()) };
     // SAFETY: the only element of a per-CPU array; this program does not nest. The callback has the signature `bpf_loop`
     // wants.
     let (full, done) = unsafe {
         (*queue).buffer = read::<u64>(socket, offset!(sock_receive_queue_next)).unwrap_or(0);
         (*queue).head = socket + u64::from(offset!(sock_receive_queue));
-        (*queue).by = if file == 0 { socket } else { file };
-        (*queue).inode = inode;
-        (*queue).listening = u32::from(listening);
+        (*queue).by = end.by;
+        (*queue).inode = end.inode;
+        (*queue).listening = u32::from(end.listening);
         (*queue).full = 0;
         (*queue).done = 0;
         bpf_loop(MAX_QUEUE, walk_message as *mut c_void, core::ptr::null_mut(), 0);
@@ -125,7 +143,7 @@ unsafe extern "C" fn walk_message(_: u32, _: *mut c_void) -> i64 {
 
 /// An element of an accept queue: the half of the connection that nobody has accepted.
 #[inline(always)]
-fn look_at_connection(buffer: u64, by: u64, at: u64) -> Result<(), Full> {
+pub(crate) fn look_at_connection(buffer: u64, by: u64, at: u64) -> Result<(), Full> {
     let waiting = read::<u64>(buffer, offset!(skb_sk)).unwrap_or(0);
     if read::<u32>(waiting, offset!(unix_nr_fds)).unwrap_or(0) == 0 {
         return Ok(());

@@ -238,6 +238,69 @@ fn visit_later(tree: *mut FileTree, node: u64) {
     }
 }
 
+/// Slots of a ring's table that one run looks at without `bpf_loop`. Old verifiers follow each by itself.
+const SLOTS_IN_ONE_RUN: u32 = 16;
+
+/// How far the walk of a ring's table has come. Not per CPU: the reader may be moved between two runs.
+#[repr(C)]
+struct RingPlace {
+    /// The ring; 0: no walk is half done.
+    ring: u64,
+    slot: u64,
+}
+
+#[map]
+static RING_PLACE: Array<RingPlace> = Array::with_max_entries(1, 0);
+
+/// The same as [`iter_rings`] for kernels without `bpf_loop` (before 5.17).
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_rings_in_steps(_: *mut c_void) -> i32 {
+    next_subject(step_into_ring)
+}
+
+#[inline(always)]
+fn step_into_ring(file: u64) -> Result<(), Full> {
+    let (Some(table), Some(place)) = (RingTable::of(file), RING_PLACE.get_ptr_mut(0)) else { return Ok(()) };
+    // SAFETY: the only element of an array, which this program alone uses, by one reader at a time.
+    unsafe {
+        if (*place).ring != file {
+            (*place).ring = file;
+            (*place).slot = 0;
+        }
+        for _ in 0..SLOTS_IN_ONE_RUN {
+            if (*place).slot >= u64::from(table.count) {
+                (*place).ring = 0;
+                return Ok(());
+            }
+            look_at_slot(table.address, file, (*place).slot)?;
+            (*place).slot += 1;
+        }
+    }
+    Err(Full)
+}
+
+/// The table of an io_uring.
+struct RingTable {
+    address: u64,
+    count: u32,
+}
+
+impl RingTable {
+    /// `None` if the file is no io_uring, or has none.
+    #[inline(always)]
+    fn of(file: u64) -> Option<Self> {
+        let control = control()?;
+        if control.ring_fops == 0 || read::<u64>(file, offset!(file_op)) != Some(control.ring_fops) {
+            return None;
+        }
+        let ring = read::<u64>(file, offset!(file_private_data))?;
+        let count = read::<u32>(ring, offset!(ring_nr_files)).unwrap_or(0).min(MAX_RING_FILES);
+        let address = read::<u64>(ring, offset!(ring_files)).unwrap_or(0);
+        if address == 0 { None } else { Some(Self { address, count }) }
+    }
+}
+
 struct RingWalk {
     table: u64,
     ring: u64,
@@ -248,17 +311,8 @@ struct RingWalk {
 /// Reports the device files in the table of an io_uring.
 #[inline(always)]
 fn look_into_ring(file: u64) -> Result<(), Full> {
-    let Some(control) = control() else { return Ok(()) };
-    if control.ring_fops == 0 || read::<u64>(file, offset!(file_op)) != Some(control.ring_fops) {
-        return Ok(());
-    }
-    let Some(ring) = read::<u64>(file, offset!(file_private_data)) else { return Ok(()) };
-    let count = read::<u32>(ring, offset!(ring_nr_files)).unwrap_or(0).min(MAX_RING_FILES);
-    let table = read::<u64>(ring, offset!(ring_files)).unwrap_or(0);
-    if table == 0 {
-        return Ok(());
-    }
-    let mut walk = RingWalk { table, ring: file, full: 0, _padding: 0 };
+    let Some(RingTable { address, count }) = RingTable::of(file) else { return Ok(()) };
+    let mut walk = RingWalk { table: address, ring: file, full: 0, _padding: 0 };
     // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
     unsafe { bpf_loop(count, look_at_ring_slot as *mut c_void, (&raw mut walk).cast(), 0) };
     if walk.full == 0 { Ok(()) } else { Err(Full) }
@@ -268,16 +322,25 @@ fn look_into_ring(file: u64) -> Result<(), Full> {
 unsafe extern "C" fn look_at_ring_slot(slot: u32, walk: *mut c_void) -> i64 {
     // SAFETY: `look_into_ring` passes a `RingWalk` on its stack.
     let walk = unsafe { &mut *walk.cast::<RingWalk>() };
-    let mut entry = read::<u64>(walk.table + u64::from(slot) * 8, 0).unwrap_or(0);
-    if offset!(ring_node_file) != ABSENT {
-        entry = read::<u64>(entry, offset!(ring_node_file)).unwrap_or(0);
-    }
-    let file = entry & !RING_FLAGS;
-    let Some(rdev) = character_device(file) else { return 0 };
-    let found = Found { kind: HOLD_IO_URING, tid: 0, by: walk.ring, at: u64::from(slot), end: 0 };
-    if is_wanted(rdev) && emit(&found, FILE_DEVICE, file, rdev).is_err() {
+    if look_at_slot(walk.table, walk.ring, u64::from(slot)).is_err() {
         walk.full = 1;
         return 1;
     }
     0
+}
+
+/// One slot of the table of the io_uring `ring`.
+#[inline(always)]
+fn look_at_slot(table: u64, ring: u64, slot: u64) -> Result<(), Full> {
+    let mut entry = read::<u64>(table + slot * 8, 0).unwrap_or(0);
+    if offset!(ring_node_file) != ABSENT {
+        entry = read::<u64>(entry, offset!(ring_node_file)).unwrap_or(0);
+    }
+    let file = entry & !RING_FLAGS;
+    match character_device(file) {
+        Some(rdev) if is_wanted(rdev) => {
+            emit(&Found { kind: HOLD_IO_URING, tid: 0, by: ring, at: slot, end: 0 }, FILE_DEVICE, file, rdev)
+        }
+        _ => Ok(()),
+    }
 }

@@ -8,7 +8,7 @@ use gpu_tracer_common::snapshot::{HOLD_FD, mode};
 
 use crate::{
     access::{field, offset},
-    holds::{Found, Full, control, look_at_carrier, look_at_device},
+    holds::{Found, Full, control, look_at_carrier, look_at_file},
     tasks::IterMeta,
 };
 
@@ -34,11 +34,8 @@ fn iter_task_files(context: *mut c_void) -> i32 {
     let (tid, by) =
         unsafe { (field::<u32>(task, offset!(task_pid)), field::<u64>(task, offset!(task_files))) };
     let found = Found { kind: HOLD_FD, tid, by, at: u64::from(context.fd), end: 0 };
-    let looked = if carriers {
-        look_at_carrier(file as u64, &found)
-    } else {
-        look_at_device(file as u64, &found).map(drop)
-    };
+    let looked =
+        if carriers { look_at_carrier(file as u64, &found) } else { look_at_file(file as u64, &found) };
     match looked {
         Ok(()) => 0,
         Err(Full) => 1,

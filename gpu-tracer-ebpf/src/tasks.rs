@@ -97,13 +97,19 @@ fn iter_tasks(context: *mut c_void) -> i32 {
 fn iter_tasks_only(context: *mut c_void) -> i32 {
     // SAFETY: as in `iter_tasks`.
     let context = unsafe { &*context.cast::<TaskContext>() };
-    if context.task.is_null() {
+    // Once: to the verifier each load is another pointer, which may be null again.
+    // SAFETY: a reference is valid.
+    let task = unsafe { core::ptr::read_volatile(&raw const context.task) };
+    if task.is_null() {
         return 0;
     }
     // SAFETY: `meta` is never null; `task` is a BTF pointer, checked for null.
     unsafe {
-        let (tgid, tid, files) = identify(context.task);
-        write(&*context.meta, &describe(context.task, tgid, tid, files));
+        let (tgid, tid, files) = identify(task);
+        if learn_ring(tgid, tid, files) {
+            return 0;
+        }
+        write(&*context.meta, &describe(task, tgid, tid, files));
     }
     0
 }
@@ -136,11 +142,7 @@ fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
     let Some(control) = control() else { return Ok(()) };
     // SAFETY: `task` is the context's BTF pointer, checked for null.
     let (tgid, tid, files) = unsafe { identify(task) };
-    if control.mode == mode::LEARN_RING {
-        // An iterator runs in the context of its reader, whatever PID namespace that is in.
-        if u64::from(tgid) == bpf_get_current_pid_tgid() >> 32 && tid == tgid {
-            control.ring_fops = file_operations(files, control.learn_fd).unwrap_or(0);
-        }
+    if learn_ring(tgid, tid, files) {
         return Ok(());
     }
     // A copy of our own: the helpers take no pointer into the iterator's memory.
@@ -156,6 +158,20 @@ fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
         write(meta, &describe(task, tgid, tid, files));
     }
     Ok(())
+}
+
+/// Is this [`mode::LEARN_RING`]? Then learns, if the task is the one that asks.
+#[inline(always)]
+fn learn_ring(tgid: u32, tid: u32, files: u64) -> bool {
+    let Some(control) = control() else { return false };
+    if control.mode != mode::LEARN_RING {
+        return false;
+    }
+    // An iterator runs in the context of its reader, whatever PID namespace that is in.
+    if u64::from(tgid) == bpf_get_current_pid_tgid() >> 32 && tid == tgid {
+        control.ring_fops = file_operations(files, control.learn_fd).unwrap_or(0);
+    }
+    true
 }
 
 /// A thread that shares its leader's table has nothing to add; one whose leader is gone shares with its siblings.

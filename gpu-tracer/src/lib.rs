@@ -10,6 +10,7 @@ pub mod cli;
 pub mod daemon;
 pub mod diagnose;
 pub mod gpu;
+pub mod journal;
 pub mod kernel;
 pub mod ledger;
 pub mod model;

@@ -18,7 +18,7 @@ fn json_has_every_field_of_the_contract() {
     };
     has(&document, "schema taken_at boot_id plan coverage gpus files holders");
     has(&document["coverage"], "complete missing");
-    has(&document["files"][0], "id device gpu state references unexplained opened_at opener");
+    has(&document["files"][0], "id device gpu state references unexplained opened_at opened_exact opener");
     let pid = play.truth.holders[0].pid;
     let holders = document["holders"].as_array().expect("a list");
     let holder = holders.iter().find(|holder| holder["pid"] == pid).expect("the holder");

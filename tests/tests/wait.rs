@@ -1,9 +1,16 @@
 //! Waiting for the release.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use gpu_tracer_tests::harness::{Device, Play, Tracer, eventually};
+use gpu_tracer_tests::harness::{Daemon, Device, Play, Tracer, eventually};
+
+const SOON: Duration = Duration::from_secs(30);
 
 #[test]
 fn a_device_that_nobody_holds_is_not_waited_for() {
@@ -49,23 +56,98 @@ fn memory_cannot_be_waited_for_where_nobody_tells_how_much_is_used() {
 }
 
 #[test]
-fn the_line_for_systemd_units_is_one_that_systemd_accepts() {
+fn what_a_daemon_tells_ends_the_waiting_and_it_is_asked_only_when_that_may_be() {
+    let device = Device::nobodys();
+    let free = Tracer::new(&device).holders().text;
+    let play = Play::stage_on(device, "plain", &[]);
+    let tracer = Tracer::new(&play.device);
+    let held = tracer.holders().text;
     let dir = tempfile::tempdir().expect("a directory");
-    let unit = dir.path().join("inference.service");
-    let program = Tracer::program();
-    let text = format!(
-        "[Unit]\nDescription=Inference\n[Service]\nExecStartPre={} wait all --timeout 120s --ignore infrastructure\n\
-         ExecStart=/bin/true\n",
-        program.display()
-    );
-    std::fs::write(&unit, text).expect("it can be written");
-    let verified =
-        std::process::Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&unit).output();
-    let Ok(verified) = verified else {
-        eprintln!("skipped: there is no systemd-analyze here");
-        return;
-    };
-    let said = String::from_utf8_lossy(&verified.stderr);
-    let complaints: Vec<&str> = said.lines().filter(|line| line.contains("inference.service")).collect();
-    assert!(complaints.is_empty(), "{said}");
+    let socket = dir.path().join("d.sock");
+    let daemon = FakeDaemon::listen(&socket, held, free);
+    let mut command = tracer.asking(&socket, "wait", &["0", "--timeout", "60s"]);
+    let mut waiting = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
+    eventually("a question", SOON, || daemon.asked().first().copied());
+    // Time in which somebody who asks again and again would have done so.
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(daemon.asked().len(), 1, "nothing has happened");
+    daemon.tell("opened");
+    daemon.release();
+    let released = Instant::now();
+    let next = eventually("a second question", SOON, || daemon.asked().get(1).copied());
+    let after = next.saturating_duration_since(released);
+    assert!(after < Duration::from_millis(450), "asked only {after:?} after the release");
+    let status = eventually("the end of the waiting", SOON, || waiting.try_wait().expect("ours"));
+    // The last question is asked together with NVML.
+    assert_eq!((status.code(), daemon.asked().len()), (Some(0), 3));
+}
+
+#[test]
+fn with_a_daemon_waiting_ends_soon_after_the_release_and_takes_few_questions() {
+    let device = Device::nobodys();
+    let daemon = Daemon::start(&device);
+    let play = Play::stage_on(device, "plain", &[]);
+    let answers = || daemon.status()["counts"]["answers"].as_u64().expect("a number");
+    let before = answers();
+    let tracer = Tracer::new(&play.device);
+    let mut command = tracer.asking(&daemon.socket(), "wait", &["0", "--timeout", "60s"]);
+    let begun = Instant::now();
+    let mut waiting = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
+    eventually("a question", SOON, || (answers() > before).then_some(()));
+    gpu_tracer_tests::sys::process::kill(play.truth.holders[0].pid, libc::SIGKILL).expect("it lives");
+    let killed = Instant::now();
+    let status = eventually("the end of the waiting", SOON, || waiting.try_wait().expect("ours"));
+    let (took, asked) = (killed.elapsed(), answers() - before);
+    println!("waiting ended {took:?} after SIGKILL, with {asked} questions");
+    assert_eq!(status.code(), Some(0));
+    // One when it begins, one for each sign of a release (closed, detached, released), two at the end, one a second.
+    assert!(asked <= 7 + begun.elapsed().as_secs(), "{asked} questions");
+}
+
+/// Somebody who speaks as a daemon does and counts how often it is asked.
+struct FakeDaemon {
+    asked: Arc<Mutex<Vec<Instant>>>,
+    released: Arc<AtomicBool>,
+    listeners: Arc<Mutex<Vec<UnixStream>>>,
+}
+
+impl FakeDaemon {
+    fn listen(socket: &Path, held: String, free: String) -> Self {
+        let listener = UnixListener::bind(socket).expect("a socket");
+        let daemon = Self { asked: Arc::default(), released: Arc::default(), listeners: Arc::default() };
+        let (asked, released) = (Arc::clone(&daemon.asked), Arc::clone(&daemon.released));
+        let listeners = Arc::clone(&daemon.listeners);
+        // Ends with the test's process.
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().map_while(Result::ok) {
+                let mut line = String::new();
+                BufReader::new(&stream).read_line(&mut line).expect("a question");
+                write!(stream, "HTTP/1.0 200 OK\r\n\r\n").expect("it listens");
+                if line.starts_with("GET /v1/events") {
+                    writeln!(stream, r#"{{"at":"","what":"listening"}}"#).expect("it listens");
+                    listeners.lock().expect("unharmed").push(stream);
+                    continue;
+                }
+                asked.lock().expect("unharmed").push(Instant::now());
+                let report = if released.load(Ordering::SeqCst) { &free } else { &held };
+                stream.write_all(report.as_bytes()).expect("it listens");
+            }
+        });
+        daemon
+    }
+
+    fn asked(&self) -> Vec<Instant> {
+        self.asked.lock().expect("unharmed").clone()
+    }
+
+    fn tell(&self, what: &str) {
+        for mut stream in self.listeners.lock().expect("unharmed").iter() {
+            writeln!(stream, r#"{{"at":"","what":"{what}","gpu":0}}"#).expect("it listens");
+        }
+    }
+
+    fn release(&self) {
+        self.released.store(true, Ordering::SeqCst);
+        self.tell("released");
+    }
 }

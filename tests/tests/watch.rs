@@ -73,7 +73,8 @@ fn a_mapping_and_the_end_of_the_descriptor_are_told() {
     let mut watch = daemon.watch();
     let play = Play::stage_on(device, "mapping", &[]);
     let pid = play.truth.holders[0].pid;
-    watch.await_line("the open", |line| is(line, "opened", pid));
+    // Who opened a file whose descriptor is closed again is not certain when others open the device at the same time.
+    watch.await_line("the open", |line| is(line, "opened", pid) || is(line, "found", pid));
     daemon.check(&play);
     watch.await_line("the mapping", |line| is(line, "mapped", pid) || is(line, "opened", pid));
 }

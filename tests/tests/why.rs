@@ -1,6 +1,8 @@
 //! One verdict per predicament, from outside.
 
-use gpu_tracer_tests::harness::{Device, Finished, Play, Tracer};
+use std::process::Command;
+
+use gpu_tracer_tests::harness::{Daemon, Device, Finished, Play, Tracer};
 use serde_json::Value;
 
 /// What `why --format json` said of GPU 0, and the exit status.
@@ -128,4 +130,25 @@ fn a1_a_renamed_worker_is_named_with_the_program_it_runs() {
     let found = finding(&document, play.truth.holders[0].pid);
     let facts = found["evidence"].as_array().expect("a list");
     assert!(facts.iter().any(|fact| text(&fact["text"]).contains("misses it")), "{all}");
+}
+
+#[test]
+fn in_a_container_nobody_is_taken_for_a_process_that_has_the_same_number_there() {
+    let play = Play::stage("frozen-thread", &[]);
+    let daemon = Daemon::start(&play.device);
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--mount-proc"]).arg(Tracer::program()).arg("why");
+    command.args(play.device.options()).arg("--socket").arg(daemon.socket()).args(["--format", "json"]);
+    let out = command.output().expect("unshare runs");
+    let all = String::from_utf8_lossy(&out.stdout).into_owned();
+    let document: Value = serde_json::from_str(&all)
+        .unwrap_or_else(|error| panic!("{error}\n{all}\n{}", String::from_utf8_lossy(&out.stderr)));
+    assert_eq!(
+        document["plan"],
+        "lean",
+        "the daemon answered\n{all}\n{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    let found = finding(&document, play.truth.holders[0].pid);
+    assert!(!text(&found["killable_because"]).contains("It has ended"), "{all}");
 }

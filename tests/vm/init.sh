@@ -68,6 +68,16 @@ watch_tests() {
 	done
 }
 
+# why_not NAME: why this kernel cannot pass the test, if it cannot.
+why_not() {
+	while read -r kernel tests reason; do
+		case $kernel/$(uname -r) in
+		"#"*) ;;
+		"$kernel/$kernel."*) case $1 in $tests) echo "$reason" ;; esac ;;
+		esac
+	done </vm/cannot
+}
+
 # run_test WORKER NAME COMMAND...: prints what the command printed only if it failed. How it ended goes to /run/endings.
 run_test() {
 	worker=$1
@@ -84,7 +94,19 @@ run_test() {
 		ending=failed
 	elif grep -q '^test result: ok. 0 passed; 0 failed; 1 ignored' /run/output.$worker; then
 		ending=ignored
+	elif reason=$(grep -i '^skipped: ' /run/output.$worker); then
+		# It says itself that something that it needs is not there.
+		ending=ignored
+		echo "$reason" >/run/reason.$worker
 	fi
+	tell $worker $ending $took "$name"
+}
+
+# tell WORKER ENDING MILLISECONDS NAME: reports how a test ended, with what it printed or why it was not run.
+tell() {
+	worker=$1
+	ending=$2
+	name=$4
 	echo $ending >>/run/endings
 	(
 		flock 9
@@ -92,17 +114,27 @@ run_test() {
 			cat /run/output.$worker >&3
 			echo "status $status" >&3
 		fi
-		report test $ending $took "$name"
+		[ $ending != ignored ] || sed "s|^|$name: |" /run/reason.$worker 2>/dev/null >&3
+		report test $ending $3 "$name"
 	) 9>/run/printing
+	rm -f /run/reason.$worker
+}
+
+# is_wanted NAME: does the filter allow the test? It is a list of parts of names, with commas between them.
+is_wanted() {
+	[ -n "$FILTER" ] || return 0
+	for part in $(echo "$FILTER" | tr , ' '); do
+		case $1 in *"$part"*) return 0 ;; esac
+	done
+	return 1
 }
 
 # list_tests PROGRAM...: "name program test" of each test that the filter allows.
 list_tests() {
 	for program in "$@"; do
 		"$program" --list --format terse 2>/dev/null | sed -n 's/: test$//p' | while read -r test; do
-			case ${program##*/}::$test in
-			*"$FILTER"*) echo "${program##*/}::$test $program $test" ;;
-			esac
+			name=${program##*/}::$test
+			! is_wanted "$name" || echo "$name $program $test"
 		done
 	done
 }
@@ -116,6 +148,11 @@ run_listed() {
 		worker=$((worker + 1))
 		while read -r name program test; do
 			mkdir "/run/claimed/$name" 2>/dev/null || continue
+			why_not "$name" >/run/reason.$worker
+			if [ -s /run/reason.$worker ]; then
+				tell $worker ignored 0 "$name"
+				continue
+			fi
 			run_test $worker "$name" "$program" --exact "$test" --nocapture
 		done <"$1" &
 		workers="$workers $!"
@@ -126,7 +163,7 @@ run_listed() {
 
 # run_named NAME COMMAND...: a test that is no Rust program.
 run_named() {
-	case $1 in *"$FILTER"*) run_test 0 "$@" ;; esac
+	! is_wanted "$1" || run_test 0 "$@"
 }
 
 # What the kernel complains of while the tests run is a failure as well. Stalls are not: the machine may be slow.
@@ -142,7 +179,7 @@ run_suite() {
 	mkdir /run/tests
 	: >/run/endings
 	watch_tests &
-	others=$(ls /opt/gpu-tracer/tests/* 2>/dev/null | grep -v '/vm_[^/]*$')
+	others=$(ls /opt/gpu-tracer/tests/* 2>/dev/null | grep -v -e '/vm_[^/]*$' -e '\.so$')
 	list_tests $others >/run/list
 	run_listed /run/list 2
 	run_named standin-driver::selftest standin-selftest

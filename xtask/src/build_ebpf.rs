@@ -52,6 +52,7 @@ pub(crate) fn build(workspace: &Workspace, toolchain: &Toolchain, force: bool) -
     let compiled = workspace.bpf_target().join(TARGET).join("release/gpu-tracer-bpf");
     let bytes = fs::read(&compiled).with_context(|| format!("cannot read {}", compiled.display()))?;
     check_object(&bytes).with_context(|| format!("{} is not what it should be", compiled.display()))?;
+    let bytes = without_dwarf(&bytes).context("the object's debug information cannot be taken out")?;
     replace_if_different(&object, &bytes)?;
     fs::write(&record, inputs).with_context(|| format!("cannot write {}", record.display()))?;
     Ok(true)
@@ -130,6 +131,29 @@ fn check_object(bytes: &[u8]) -> Result<()> {
     }
 }
 
+/// Takes out what only a debugger reads: four fifths of the object, which every gpu-tracer would carry and go through
+/// whenever it loads programs. What kernels read (`.BTF`, `.BTF.ext`) stays.
+fn without_dwarf(bytes: &[u8]) -> Result<Vec<u8>> {
+    use object::build::elf::{Builder, SectionData};
+    let mut builder = Builder::read(bytes)?;
+    for section in &mut builder.sections {
+        let name = section.name.as_slice();
+        section.delete |= name.starts_with(b".debug_") || name.starts_with(b".rel.debug_");
+    }
+    builder.delete_orphans();
+    // LLVM keeps the names of sections among those of symbols, which the writer does not.
+    if !builder.sections.iter().any(|section| matches!(section.data, SectionData::SectionString)) {
+        let names = builder.sections.add();
+        names.name = b".shstrtab"[..].into();
+        names.sh_type = object::elf::SHT_STRTAB;
+        names.sh_addralign = 1;
+        names.data = SectionData::SectionString;
+    }
+    let mut stripped = Vec::new();
+    builder.write(&mut stripped)?;
+    Ok(stripped)
+}
+
 /// Writes the object, unless it already says the same: its time stamp makes cargo compile gpu-tracer again.
 fn replace_if_different(object: &Path, bytes: &[u8]) -> Result<()> {
     if fs::read(object).is_ok_and(|before| before == bytes) {
@@ -162,6 +186,33 @@ mod tests {
         {
             assert!(check_object(&wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn what_only_a_debugger_reads_is_taken_out_and_types_stay() {
+        use object::build::elf::{Builder, SectionData};
+        let mut builder = Builder::new(object::Endianness::Little, true);
+        for (name, data) in [
+            (".shstrtab", None),
+            ("iter/task", Some("code")),
+            (".debug_info", Some("long")),
+            (".BTF", Some("types")),
+        ] {
+            let section = builder.sections.add();
+            section.name = name.as_bytes().to_vec().into();
+            section.sh_addralign = 1;
+            (section.sh_type, section.data) = match data {
+                Some(data) => (object::elf::SHT_PROGBITS, SectionData::Data(data.as_bytes().to_vec().into())),
+                None => (object::elf::SHT_STRTAB, SectionData::SectionString),
+            };
+        }
+        let mut whole = Vec::new();
+        builder.write(&mut whole).unwrap();
+        let stripped = without_dwarf(&whole).unwrap();
+        let has =
+            |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());
+        assert!(has(&whole, "long") && !has(&stripped, "long") && !has(&stripped, ".debug_info"));
+        assert!(has(&stripped, "code") && has(&stripped, "types") && has(&stripped, ".BTF"));
     }
 
     #[test]

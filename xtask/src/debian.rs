@@ -40,9 +40,15 @@ impl Need {
     }
 }
 
-/// Those that are not there.
+/// Those that are not there, each once.
 pub(crate) fn unmet(needs: impl IntoIterator<Item = Need>) -> Vec<Need> {
-    needs.into_iter().filter(|need| !need.is_met()).collect()
+    let mut missing: Vec<Need> = Vec::new();
+    for need in needs {
+        if !missing.contains(&need) && !need.is_met() {
+            missing.push(need);
+        }
+    }
+    missing
 }
 
 /// Installs the packages of what is missing, and checks that this helped. Does nothing when nothing is missing.

@@ -30,6 +30,16 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
+/// Sleeps, unless one of those signals comes.
+pub(crate) fn sleep(time: Duration) -> Result<()> {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        check()?;
+        std::thread::sleep(until.saturating_duration_since(Instant::now()).min(Duration::from_millis(100)));
+    }
+    check()
+}
+
 /// Waits for a child, at most until the deadline; `None` when it is still there then.
 pub(crate) fn wait_until(
     child: &mut Child,

@@ -10,6 +10,7 @@ use crate::bpf_toolchain::{self, Compiler, LINKER_LLVMS, Toolchain};
 use crate::child;
 use crate::debian::{self, Need};
 use crate::rustc::{self, Release};
+use crate::vm;
 use crate::workspace::Workspace;
 
 /// Arguments of `setup`.
@@ -24,7 +25,7 @@ pub(crate) struct Arguments {
 pub(crate) fn task(_: &Workspace, arguments: &Arguments) -> Result<()> {
     let toolchain = if arguments.check {
         rustc::check_cargo()?;
-        let missing = debian::unmet(test_programs());
+        let missing = debian::unmet(needs_of_tests(vm::refusal().is_none()));
         if !missing.is_empty() {
             let list: Vec<_> =
                 missing.iter().map(|need| format!("{} ({})", need.what, need.package)).collect();
@@ -33,7 +34,7 @@ pub(crate) fn task(_: &Workspace, arguments: &Arguments) -> Result<()> {
         Toolchain::find()?
     } else {
         let toolchain = for_build()?;
-        for_tests()?;
+        for_tests(vm::refusal().is_none())?;
         toolchain
     };
     println!(
@@ -66,13 +67,21 @@ pub(crate) fn for_build() -> Result<Toolchain> {
     Toolchain::find()
 }
 
-/// Provides the programs that the tests start, beside those of this workspace.
-pub(crate) fn for_tests() -> Result<()> {
-    debian::provide(test_programs())
+/// Provides the programs that the tests start, beside those of this workspace, and what their guests are made of.
+pub(crate) fn for_tests(guests: bool) -> Result<()> {
+    debian::provide(needs_of_tests(guests))
 }
 
-fn test_programs() -> [Need; 11] {
-    [
+fn needs_of_tests(guests: bool) -> Vec<Need> {
+    let mut needs = test_programs();
+    if guests {
+        needs.extend(vm::packages());
+    }
+    needs
+}
+
+fn test_programs() -> Vec<Need> {
+    vec![
         Need::program("bpftool", "bpftool"),
         Need::program("fuser", "psmisc"),
         Need::program("lsof", "lsof"),
@@ -84,6 +93,7 @@ fn test_programs() -> [Need; 11] {
         Need::program("mount", "mount"),
         Need::program("mkfs.ext4", "e2fsprogs"),
         Need::program("ps", "procps"),
+        Need::program("systemd-analyze", "systemd"),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything, from a bare checkout: set-up, builds, unit and property tests, then the tests that
-//! put real processes into real predicaments and ask the release binary about them.
+//! put real processes into real predicaments and ask the release binary about them, here and in guests with the kernels of
+//! distributions.
 
 use std::process::Command;
 
@@ -10,13 +11,20 @@ use crate::build_ebpf;
 use crate::child;
 use crate::host_build::{self, Programs};
 use crate::setup;
+use crate::vm;
 use crate::workspace::Workspace;
+
+/// Kernel lines on which every run tests. `cargo xtask vm --kernel all` has them all.
+const GUESTS: [&str; 2] = ["5.10", "6.1"];
 
 /// Arguments of `test`.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Only tests whose name contains this.
     filter: Option<String>,
+    /// Not in guests, for a quick run.
+    #[arg(long)]
+    no_vm: bool,
     /// Passed on to the test programs, as after `cargo test --`.
     #[arg(last = true)]
     harness: Vec<String>,
@@ -26,8 +34,9 @@ pub(crate) struct Arguments {
 pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let toolchain = setup::for_build()?;
     let privileged = child::is_root();
+    let no_guests = no_guests(arguments);
     if privileged {
-        setup::for_tests()?;
+        setup::for_tests(no_guests.is_none())?;
     }
     build_ebpf::build(workspace, &toolchain, false)?;
     let programs = host_build::release(workspace)?;
@@ -47,10 +56,31 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
              system and load BPF programs, and this is not root. To run them too, as root: cargo xtask test"
         );
     }
+    match no_guests {
+        None => {
+            println!("\n== guests with Linux {}", GUESTS.join(" and "));
+            if let Err(error) = vm::suite(workspace, &GUESTS) {
+                eprintln!("{error:#}");
+                failed.push("guests");
+            }
+        }
+        Some(why) => println!("\nSKIPPED: all tests again on kernels of distributions: {why}"),
+    }
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }
     Ok(())
+}
+
+/// Why the tests are not run in guests, if they are not.
+fn no_guests(arguments: &Arguments) -> Option<&'static str> {
+    if arguments.no_vm {
+        return Some("--no-vm was given");
+    }
+    if arguments.filter.is_some() || !arguments.harness.is_empty() {
+        return Some("only some tests were asked for; `cargo xtask vm --test FILTER` runs some in a guest");
+    }
+    vm::refusal()
 }
 
 fn cargo_test(workspace: &Workspace) -> Command {

@@ -1,7 +1,8 @@
 //! `sched_process_exit`: a task begins to exit.
 //!
 //! Its fd table is still whole, on every kernel. Nobody will ever see it again from outside: a task that gets stuck while
-//! it closes one descriptor takes all the others with it into the dark. So the device files in it are written down here.
+//! it closes one descriptor takes all the others with it into the dark. So the device files in it are written down here,
+//! and those of which a close may have to wait for somebody.
 //!
 //! Threads share one table. It is looked at by the leader, by the last task of the process, and by whoever has a table
 //! that is not the leader's; the others have nothing to add.
@@ -14,7 +15,7 @@ use aya_ebpf::{
     maps::PerCpuArray,
 };
 use gpu_tracer_common::events::{
-    Drop, EXIT_HOLDS, ExitHold, ExitRecord, KIND_EXITING, MAX_EXIT_CHUNKS, exit_bits,
+    Drop, EXIT_HOLDS, ExitHold, ExitRecord, KIND_EXITING, MAX_EXIT_CHUNKS, MAY_WAIT, MOST_MAY_WAIT, exit_bits,
 };
 
 use super::{EVENTS, account, argument, count, head, task_ref, tracked};
@@ -37,7 +38,8 @@ struct Draft {
     base: u32,
     /// Drafts sent before it was complete.
     chunks: u32,
-    _padding: u32,
+    /// Files among them that are no devices.
+    may_wait: u32,
 }
 
 /// A raw tracepoint's program does not run twice on one CPU at a time, so nobody else is writing here.
@@ -49,6 +51,8 @@ static DRAFT: PerCpuArray<Draft> = PerCpuArray::with_max_entries(1, 0);
 static EXIT_SLOTS: PerCpuArray<[u64; SLOTS_PER_WORD]> = PerCpuArray::with_max_entries(1, 0);
 
 const SLOTS_PER_WORD: usize = 64;
+/// Words of the table that are looked at where the verifier follows each descriptor by itself.
+const WORDS_WITHOUT_LOOP: u32 = 8;
 /// `sysctl_nr_open` cannot exceed this.
 const MAX_FDS: u32 = 1 << 30;
 
@@ -57,12 +61,23 @@ const MAX_FDS: u32 = 1 << 30;
 #[unsafe(link_section = "raw_tp/sched_process_exit")]
 fn on_exit(context: *mut c_void) -> i32 {
     if is_tracked() {
-        account(try_on_exit(context));
+        account(try_on_exit(context, walk_table));
     }
     0
 }
 
-/// The same without a look at the fd table, for kernels without `bpf_loop` (before 5.17).
+/// The same for kernels without `bpf_loop` (before 5.17): only the first [`WORDS_WITHOUT_LOOP`] words of the fd table are
+/// looked at.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sched_process_exit")]
+fn on_exit_in_steps(context: *mut c_void) -> i32 {
+    if is_tracked() {
+        account(try_on_exit(context, walk_in_steps));
+    }
+    0
+}
+
+/// The same without a look at the fd table, should a verifier refuse the others.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exit")]
 fn on_exit_only(context: *mut c_void) -> i32 {
@@ -88,7 +103,7 @@ fn try_on_exit_only(context: *mut c_void) -> Result<(), Drop> {
 }
 
 #[inline(always)]
-fn try_on_exit(context: *mut c_void) -> Result<(), Drop> {
+fn try_on_exit(context: *mut c_void, walk: impl Fn(*mut Draft, u64) -> Result<(), Drop>) -> Result<(), Drop> {
     let draft = DRAFT.get_ptr_mut(0).ok_or(Drop::Unreadable)?;
     // SAFETY: the only element, ours alone.
     let record = unsafe { &mut (*draft).record };
@@ -103,7 +118,7 @@ fn try_on_exit(context: *mut c_void) -> Result<(), Drop> {
     if table == 0 || leaves_it_to_others {
         return send(draft, 0);
     }
-    account(walk_table(draft, table));
+    account(walk(draft, table));
     send(draft, 0)
 }
 
@@ -150,31 +165,76 @@ fn send(draft: *mut Draft, detail: u32) -> Result<(), Drop> {
 
 #[inline(always)]
 fn walk_table(draft: *mut Draft, files: u64) -> Result<(), Drop> {
+    let max = begin_walk(draft, files)?;
+    // SAFETY: the callback has the signature `bpf_loop` wants.
+    unsafe { bpf_loop(max / 64 + u32::from(max % 64 != 0), walk_word as *mut c_void, ptr::null_mut(), 0) };
+    Ok(())
+}
+
+#[inline(always)]
+fn walk_in_steps(draft: *mut Draft, files: u64) -> Result<(), Drop> {
+    let max = begin_walk(draft, files)?;
+    for index in 0..WORDS_WITHOUT_LOOP {
+        if index * 64 >= max {
+            return Ok(());
+        }
+        let Some(wanted) = read_word(draft, index)? else { continue };
+        for slot in 0..SLOTS_PER_WORD as u32 {
+            if slot < wanted {
+                // SAFETY: it does not use its second argument.
+                unsafe { walk_slot(slot, ptr::null_mut()) };
+            }
+        }
+    }
+    if max > WORDS_WITHOUT_LOOP * 64 { Err(Drop::TableTooLong) } else { Ok(()) }
+}
+
+/// Makes the draft ready for a walk; returns how many descriptors the table has room for.
+#[inline(always)]
+fn begin_walk(draft: *mut Draft, files: u64) -> Result<u32, Drop> {
     let table = read::<u64>(files, offset!(files_fdt)).ok_or(Drop::Unreadable)?;
     let max = read::<u32>(table, offset!(fdtable_max_fds)).ok_or(Drop::Unreadable)?.min(MAX_FDS);
-    // SAFETY: the only element, ours alone; the callback has the signature `bpf_loop` wants.
+    // SAFETY: the only element, ours alone.
     unsafe {
         (*draft).max = max;
         (*draft).slots = read::<u64>(table, offset!(fdtable_fd)).ok_or(Drop::Unreadable)?;
         (*draft).open = read::<u64>(table, offset!(fdtable_open_fds)).ok_or(Drop::Unreadable)?;
         (*draft).chunks = 0;
-        bpf_loop(max / 64 + u32::from(max % 64 != 0), walk_word as *mut c_void, ptr::null_mut(), 0);
+        (*draft).may_wait = 0;
     }
-    Ok(())
+    Ok(max)
 }
 
 /// 64 descriptors, by one word of the table's bitmap of open descriptors.
 #[inline(never)]
 unsafe extern "C" fn walk_word(index: u32, _: *mut c_void) -> i64 {
-    let (Some(draft), Some(slots)) = (DRAFT.get_ptr_mut(0), EXIT_SLOTS.get_ptr_mut(0)) else { return 1 };
+    let Some(draft) = DRAFT.get_ptr_mut(0) else { return 1 };
+    match read_word(draft, index) {
+        Ok(Some(wanted)) => {
+            // SAFETY: the callback has the signature `bpf_loop` wants.
+            unsafe { bpf_loop(wanted, walk_slot as *mut c_void, ptr::null_mut(), 0) };
+            0
+        }
+        Ok(None) => 0,
+        Err(drop) => {
+            count(drop);
+            1
+        }
+    }
+}
+
+/// Fills [`EXIT_SLOTS`] from one word of the table; returns how many of its descriptors there are. `None`: nothing to look at.
+#[inline(always)]
+fn read_word(draft: *mut Draft, index: u32) -> Result<Option<u32>, Drop> {
+    let slots = EXIT_SLOTS.get_ptr_mut(0).ok_or(Drop::Unreadable)?;
     // SAFETY: the only element, ours alone.
     let (held, open, max) = unsafe { ((*draft).record.held, (*draft).open, (*draft).max) };
     if read::<u64>(open + u64::from(index) * 8, 0).unwrap_or(0) == 0 {
-        return 0;
+        return Ok(None);
     }
     // So that the files of this word fit.
-    if held > (EXIT_HOLDS - SLOTS_PER_WORD) as u32 && !make_room(draft) {
-        return 1;
+    if held > (EXIT_HOLDS - SLOTS_PER_WORD) as u32 {
+        make_room(draft)?;
     }
     let base = index * 64;
     let wanted = max.wrapping_sub(base).min(64);
@@ -185,30 +245,26 @@ unsafe extern "C" fn walk_word(index: u32, _: *mut c_void) -> i64 {
     };
     if failed != 0 {
         count(Drop::Unreadable);
-        return 0;
+        return Ok(None);
     }
-    // SAFETY: the only element, ours alone; the callback has the signature `bpf_loop` wants.
-    unsafe {
-        (*draft).base = base;
-        bpf_loop(wanted, walk_slot as *mut c_void, ptr::null_mut(), 0);
-    }
-    0
+    // SAFETY: the only element, ours alone.
+    unsafe { (*draft).base = base };
+    Ok(Some(wanted))
 }
 
-/// Sends what is there. False when enough has been sent for one exit.
+/// Sends what is there, unless enough has been sent for one exit.
 #[inline(always)]
-fn make_room(draft: *mut Draft) -> bool {
+fn make_room(draft: *mut Draft) -> Result<(), Drop> {
     // SAFETY: the only element, ours alone.
     unsafe {
         if (*draft).chunks >= MAX_EXIT_CHUNKS - 1 {
-            count(Drop::TableTooLong);
-            return false;
+            return Err(Drop::TableTooLong);
         }
         (*draft).chunks += 1;
         account(send(draft, exit_bits::MORE));
         (*draft).record.held = 0;
     }
-    true
+    Ok(())
 }
 
 /// One of the 64 descriptors in [`EXIT_SLOTS`].
@@ -220,17 +276,42 @@ unsafe extern "C" fn walk_slot(slot: u32, _: *mut c_void) -> i64 {
     if file == 0 {
         return 0;
     }
-    let Some(rdev) = character_device(file) else { return 0 };
-    // O_PATH descriptors never reached the device.
-    if !is_wanted(rdev) || read::<u32>(file, offset!(file_mode)).unwrap_or(0) & FMODE_PATH != 0 {
+    let (rdev, identity) = match character_device(file) {
+        Some(rdev) if is_wanted(rdev) => (rdev, identity(file)),
+        Some(_) => return 0,
+        None => match may_wait(draft, file) {
+            Some(file_system) => (MAY_WAIT, file_system),
+            None => return 0,
+        },
+    };
+    // O_PATH descriptors never reached the device, and need no flush.
+    if read::<u32>(file, offset!(file_mode)).unwrap_or(0) & FMODE_PATH != 0 {
         return 0;
     }
     // SAFETY: the only element, ours alone; a mask, as above.
     unsafe {
         let at = (&raw const (*draft).record.held).read_volatile();
-        let held = ExitHold { file, identity: identity(file), rdev, fd: (*draft).base + slot };
+        let held = ExitHold { file, identity, rdev, fd: (*draft).base + slot };
         (*draft).held[(u64::from(at) & (EXIT_HOLDS as u64 - 1)) as usize] = held;
         (*draft).record.held = at + 1;
     }
     0
+}
+
+/// The file system of a file of which a close has something to wait for.
+#[inline(always)]
+fn may_wait(draft: *mut Draft, file: u64) -> Option<u64> {
+    let operations = read::<u64>(file, offset!(file_op))?;
+    read::<u64>(operations, offset!(file_operations_flush)).filter(|flush| *flush != 0)?;
+    // SAFETY: the only element, ours alone.
+    unsafe {
+        let told = (&raw const (*draft).may_wait).read_volatile();
+        if told >= MOST_MAY_WAIT {
+            return None;
+        }
+        (*draft).may_wait = told + 1;
+    }
+    let inode = read::<u64>(file, offset!(file_inode))?;
+    let super_block = read::<u64>(inode, offset!(inode_sb))?;
+    read::<u64>(super_block, offset!(super_block_magic))
 }

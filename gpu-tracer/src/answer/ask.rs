@@ -5,12 +5,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt::socket_peercred,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::{Question, percent};
-use crate::daemon::USUAL_SOCKET;
+use crate::daemon::{Peer, Status, USUAL_SOCKET};
 use crate::model::report::{Report, SCHEMA};
 
 /// To be let in.
@@ -69,7 +67,8 @@ pub(super) fn holders(question: &Question) -> Result<Report, AskError> {
             format!("device={}", percent::encode(&format!("{}={}", device.number, device.name)))
         }),
     );
-    let (status, mut answer) = ask(path, &format!("/v1/holders?{}", query.join("&")), Some(deadline))?;
+    let target = format!("/v1/holders?{}", query.join("&"));
+    let (status, mut answer) = ask(path, &Request::get(&target), Some(deadline))?;
     let silent = |source| AskError::Silent { path: path.display().to_string(), source };
     let foreign = |problem: String| AskError::Foreign { path: path.display().to_string(), problem };
     let mut text = Vec::new();
@@ -88,13 +87,42 @@ pub(super) fn holders(question: &Question) -> Result<Report, AskError> {
     }
 }
 
+/// How the daemon is doing, if there is one that tells.
+pub(super) fn status() -> Option<Status> {
+    let deadline = Instant::now() + ANSWER;
+    let (status, mut answer) =
+        ask(Path::new(USUAL_SOCKET), &Request::get("/v1/status"), Some(deadline)).ok()?;
+    let mut text = Vec::new();
+    answer.read_to_end(&mut text).ok()?;
+    (status == 200).then(|| serde_json::from_slice(&text).ok())?
+}
+
+/// Tells the daemon what idle GPUs show: `(index, MiB)`.
+///
+/// # Errors
+/// See [`AskError`]; nothing depends on it.
+pub(super) fn tell_idle(question: &Question, gpus: &[(u32, u64)]) -> Result<(), AskError> {
+    let path = question.socket.as_deref().unwrap_or(Path::new(USUAL_SOCKET));
+    let gpus: Vec<_> = gpus.iter().map(|(gpu, mib)| serde_json::json!({"gpu": gpu, "mib": mib})).collect();
+    let body = serde_json::json!({ "gpus": gpus }).to_string();
+    let request = Request { method: "POST", target: "/v1/idle", body: &body };
+    let (status, _) = ask(path, &request, Some(Instant::now() + ANSWER))?;
+    match status {
+        200..300 => Ok(()),
+        status => Err(AskError::Foreign {
+            path: path.display().to_string(),
+            problem: format!("status {status} for what idle GPUs show"),
+        }),
+    }
+}
+
 /// The lines of `/v1/events`, from now on. Reading them waits as long as nothing happens.
 ///
 /// # Errors
 /// [`AskError::Silent`] if no daemon answers, [`AskError::Foreign`] if it does not give events.
-pub fn stream(socket: Option<&Path>) -> Result<impl BufRead, AskError> {
+pub fn stream(socket: Option<&Path>) -> Result<impl BufRead + use<>, AskError> {
     let path = socket.unwrap_or(Path::new(USUAL_SOCKET));
-    let (status, answer) = ask(path, "/v1/events", None)?;
+    let (status, answer) = ask(path, &Request::get("/v1/events"), None)?;
     if status != 200 {
         let problem = format!("status {status}");
         return Err(AskError::Foreign { path: path.display().to_string(), problem });
@@ -108,17 +136,39 @@ fn problem(text: &[u8]) -> String {
     error.map_or_else(|| String::from_utf8_lossy(&text[..text.len().min(200)]).into_owned(), str::to_owned)
 }
 
+/// What is asked or told.
+struct Request<'a> {
+    method: &'static str,
+    target: &'a str,
+    body: &'a str,
+}
+
+impl<'a> Request<'a> {
+    fn get(target: &'a str) -> Self {
+        Self { method: "GET", target, body: "" }
+    }
+
+    fn text(&self) -> String {
+        let Self { method, target, body } = self;
+        let length =
+            if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        format!("{method} {target} HTTP/1.0\r\nHost: localhost\r\n{length}\r\n{body}")
+    }
+}
+
 /// Status and body. HTTP/1.0, so that the body is what comes until the end.
-fn ask(path: &Path, target: &str, until: Option<Instant>) -> Result<(u16, impl BufRead + use<>), AskError> {
+fn ask(
+    path: &Path,
+    request: &Request<'_>,
+    until: Option<Instant>,
+) -> Result<(u16, impl BufRead + use<>), AskError> {
     let shown = path.display().to_string();
     let silent = |source| AskError::Silent { path: shown.clone(), source };
     let foreign = |problem: &str| AskError::Foreign { path: shown.clone(), problem: problem.to_owned() };
     let stream = connect_to(path).map_err(silent)?;
     demand_trust(&stream).map_err(|problem| foreign(&problem))?;
     let head_until = until.unwrap_or_else(|| Instant::now() + ANSWER);
-    (&stream)
-        .write_all(format!("GET {target} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())
-        .map_err(silent)?;
+    (&stream).write_all(request.text().as_bytes()).map_err(silent)?;
     let mut reader = BufReader::new(Patient { stream, until: Some(head_until) }.take(LONGEST_HEAD as u64));
     let status = head(&mut reader).map_err(silent)?.ok_or_else(|| foreign("it does not speak HTTP"))?;
     let limit = if until.is_some() { LONGEST_ANSWER } else { u64::MAX };
@@ -164,8 +214,7 @@ fn connect_to(path: &Path) -> io::Result<UnixStream> {
 
 /// Whoever can make a socket in that place can tell anything: only root is believed, or oneself.
 fn demand_trust(stream: &UnixStream) -> Result<(), String> {
-    let peer = socket_peercred(stream).map_err(|errno| errno.to_string())?;
-    let uid = peer.uid.as_raw();
+    let Peer { uid, .. } = Peer::of(stream).map_err(|error| error.to_string())?;
     if uid == 0 || uid == rustix::process::geteuid().as_raw() {
         Ok(())
     } else {

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
+use super::closing::closing;
 use super::look::Looked;
-use crate::diagnose::{self, Evidence};
+use crate::diagnose::{self, Evidence, Roles};
 use crate::gpu::claims::NvmlAnswer;
 use crate::kernel::{self, Clock, Devices};
 use crate::ledger::{FileState, FileView, HolderView, Origin};
@@ -17,7 +18,13 @@ use crate::process::facts::read_stat;
 use crate::process::{self, FactOptions, MmReadable, ProcFs, ProcessFacts};
 
 /// The whole report, for all GPUs.
-pub(super) fn report(devices: &Devices, looked: &Looked, nvml: &NvmlAnswer, clock: &Clock) -> Report {
+pub(super) fn report(
+    devices: &Devices,
+    looked: &Looked,
+    nvml: &NvmlAnswer,
+    roles: &Roles,
+    clock: &Clock,
+) -> Report {
     let mut names = Names { table: &devices.table, known: HashMap::new() };
     let mut openers = Openers { ended: &looked.ended, known: HashMap::new() };
     let files: Vec<FileReport> = looked
@@ -27,7 +34,7 @@ pub(super) fn report(devices: &Devices, looked: &Looked, nvml: &NvmlAnswer, cloc
         .map(|file| file_report(file, looked.view.taken_ns, &mut names, &mut openers, clock))
         .collect();
     let holders: Vec<Holder> =
-        looked.view.holders.iter().map(|view| holder(view, looked, &mut names, clock)).collect();
+        looked.view.holders.iter().map(|view| holder(view, looked, &mut names, roles, clock)).collect();
     let mut report = Report {
         schema: SCHEMA,
         taken_at: wall(clock, looked.view.taken_ns),
@@ -173,7 +180,7 @@ impl Names<'_> {
     }
 }
 
-fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, clock: &Clock) -> Holder {
+fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, roles: &Roles, clock: &Clock) -> Holder {
     let carrier = &view.carrier;
     // The address space of a task that is exiting or in D state must not be read: the read could hang as well.
     let blocked = carrier.exiting || carrier.state == TaskState::Uninterruptible;
@@ -193,7 +200,8 @@ fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, clock: &Clo
     }
     why.extend(by_history(view).into_iter().filter(|word| !why.contains(word)).collect::<Vec<_>>());
     let why = why.into_iter().map(str::to_owned).collect();
-    let role = diagnose::role(&evidence).to_owned();
+    let exe = facts.as_ref().and_then(|facts| facts.exe.as_ref()).map(|exe| &exe.0[..]);
+    let role = roles.role(exe, &held).to_owned();
     let facts_or = |pick: fn(&ProcessFacts) -> Option<crate::model::RawText>| facts.as_ref().and_then(pick);
     Holder {
         pid: view.process.tgid,
@@ -202,6 +210,7 @@ fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, clock: &Clo
         start_ns: view.process.start_ns,
         started_at: Some(wall(clock, view.process.start_ns)),
         ppid: carrier.ppid,
+        session: facts.as_ref().map_or(0, |facts| facts.session),
         uid: carrier.uid,
         comm: view.leader.as_ref().unwrap_or(carrier).comm.clone(),
         cmdline: facts_or(|facts| facts.cmdline.clone()).unwrap_or_default(),
@@ -209,7 +218,7 @@ fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, clock: &Clo
         state: carrier.state.letter().to_string(),
         leader_state: view.leader.as_ref().unwrap_or(carrier).state.letter().to_string(),
         wchan: facts.as_ref().and_then(|facts| facts.wchan.clone()),
-        closing: facts.as_ref().and_then(|facts| closing(&facts.stack)).map(str::to_owned),
+        closing: facts.as_ref().and_then(|facts| closing(view, &facts.stack)),
         stack: facts.as_ref().map(|facts| facts.stack.clone()).unwrap_or_default(),
         exiting: carrier.exiting,
         sigkill_pending: carrier.sigkill_pending,
@@ -237,27 +246,6 @@ fn by_history(view: &HolderView) -> Vec<&'static str> {
     let inherited = any(|origin| matches!(origin, Origin::Inherited { .. }));
     let passed = any(|origin| matches!(origin, Origin::Passed { .. }));
     inherited.then_some("inherited").into_iter().chain(passed.then_some("passed")).collect()
-}
-
-/// What a task is closing, by the function of a file system that its kernel stack shows it in.
-fn closing(stack: &[String]) -> Option<&'static str> {
-    const KNOWN: &[(&str, &str)] = &[
-        ("fuse_flush", "a file on a FUSE file system whose server does not answer"),
-        ("fuse_release", "a file on a FUSE file system whose server does not answer"),
-        ("nfs_file_flush", "a file on an NFS server that does not answer"),
-        ("nfs4_file_flush", "a file on an NFS server that does not answer"),
-        ("cifs_flush", "a file on an SMB server that does not answer"),
-        ("ceph_flush", "a file on a Ceph cluster that does not answer"),
-        ("uvm_release", "a handle of the NVIDIA driver (nvidia-uvm)"),
-        ("nvidia_close", "a handle of the NVIDIA driver"),
-    ];
-    let in_close =
-        |frame: &String| ["filp_flush", "filp_close", "__fput"].iter().any(|name| frame.contains(name));
-    if !stack.iter().any(in_close) {
-        return None;
-    }
-    let known = |frame: &String| KNOWN.iter().find(|(function, _)| frame.contains(function));
-    stack.iter().find_map(known).map(|(_, what)| *what)
 }
 
 /// What `/proc` says of a holder, if it is of this very process that `/proc` speaks.

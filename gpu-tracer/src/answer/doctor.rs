@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::Question;
+use super::{Question, ask};
 use crate::gpu::claims::NvmlStatus;
 use crate::gpu::nvml;
+use crate::journal::{Health, State};
 use crate::kernel::{self, Answer as Kernel, Btf, Capability, Devices, Features};
 use crate::model::device::Naming;
 use crate::model::doctor::{Answer, Check, DoctorReport, FoundDevice, Need};
@@ -29,6 +30,7 @@ pub fn doctor(question: &Question) -> anyhow::Result<DoctorReport> {
     checks.extend(source_checks(loaded.as_ref()));
     checks.extend(driver_checks(&features));
     checks.push(devices_check(&devices));
+    checks.extend(ask::status().map(|status| journal_check(&status.journal)));
     checks.push(nvml_check(&asking.finish(NVML_DEADLINE).status));
     let plan = if loaded.is_ok() { "snapshot" } else { "proc" };
     Ok(DoctorReport::new(release(&features), plan.to_owned(), checks, found(&devices, question)))
@@ -218,6 +220,27 @@ fn devices_check(devices: &Devices) -> Check {
     let driver =
         devices.driver_version.as_deref().map_or(String::new(), |version| format!(", driver {version}"));
     check("devices", Need::Wanted, Answer::Yes, format!("{} GPUs{driver}", devices.gpus.len()), None)
+}
+
+/// Does the daemon write its history?
+fn journal_check(journal: &Health) -> Check {
+    let problem = journal.problem.clone().unwrap_or_else(|| "none is wanted (journal = false)".to_owned());
+    match journal.state {
+        State::Writing => {
+            let mib = journal.bytes >> 20;
+            check("journal", Need::Wanted, Answer::Yes, format!("{} ({mib} MiB)", journal.path), None)
+        }
+        State::Halted => check(
+            "journal",
+            Need::Wanted,
+            Answer::Degraded,
+            format!("history is not written to {}: {problem}", journal.path),
+            Some("make room on that file system, or let it have another with --state-dir".to_owned()),
+        ),
+        State::Off => {
+            check("journal", Need::Optional, Answer::No, format!("no history is kept: {problem}"), None)
+        }
+    }
 }
 
 fn nvml_check(status: &NvmlStatus) -> Check {

@@ -6,6 +6,7 @@
 
 mod ask;
 mod assemble;
+mod closing;
 mod doctor;
 mod look;
 pub(crate) mod percent;
@@ -26,11 +27,12 @@ pub(crate) use self::selected::narrow;
 pub use self::wait::{WaitOptions, Waited, wait};
 pub use self::why::why;
 pub(crate) use self::why::{Ask, Inquiry};
+use crate::diagnose::{self, MOST_IDLE_MIB, Roles};
 use crate::gpu::claims::{NvmlAnswer, NvmlStatus};
 use crate::gpu::nvml;
 use crate::gpu::selector;
 use crate::kernel::{self, Clock, Devices, ExtraDevice};
-use crate::model::report::{Cost, Report};
+use crate::model::report::{Cost, GpuReport, Report};
 
 /// How long NVML may take; it hangs behind a stuck teardown.
 const NVML_DEADLINE: Duration = Duration::from_secs(2);
@@ -46,6 +48,8 @@ pub struct Question {
     pub socket: Option<PathBuf>,
     /// Do not ask the daemon.
     pub standalone: bool,
+    /// Who plays which role; a daemon goes by what it was told itself.
+    pub roles: Roles,
 }
 
 /// To microseconds: finer is noise.
@@ -63,6 +67,7 @@ pub fn holders(question: &Question) -> anyhow::Result<Report> {
         Ok(mut report) => {
             // After the daemon's look: the helper opens devices itself.
             assemble::add_memory(&mut report, &nvml::start().finish(NVML_DEADLINE));
+            tell_idle(question, &report);
             Ok(report)
         }
         Err(AskError::Refused(problem)) => Err(anyhow::anyhow!(problem)),
@@ -73,10 +78,28 @@ pub fn holders(question: &Question) -> anyhow::Result<Report> {
     }
 }
 
+/// Tells the daemon that gave this report what the idle GPUs show, where that is news to it. Only root is believed.
+fn tell_idle(question: &Question, report: &Report) {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let idle = diagnose::idle_gpus(report);
+    let figure = |gpu: &GpuReport| {
+        let used = gpu.memory_used_mib.filter(|used| *used <= MOST_IDLE_MIB && idle.contains(&gpu.index))?;
+        gpu.idle_mib.is_none_or(|known| used < known).then_some((gpu.index, used))
+    };
+    let news: Vec<(u32, u64)> = report.gpus.iter().filter_map(figure).collect();
+    if !news.is_empty()
+        && let Err(error) = ask::tell_idle(question, &news)
+    {
+        tracing::debug!(?error, "what idle GPUs show is not remembered");
+    }
+}
+
 /// The report for what a daemon has seen, without memory figures.
-pub(crate) fn report(devices: &Devices, looked: &Looked, cost: Cost) -> Report {
+pub(crate) fn report(devices: &Devices, looked: &Looked, roles: &Roles, cost: Cost) -> Report {
     let nvml = NvmlAnswer::without_figures(NvmlStatus::Absent(String::new()));
-    let mut report = assemble::report(devices, looked, &nvml, &Clock::now());
+    let mut report = assemble::report(devices, looked, &nvml, roles, &Clock::now());
     report.cost = cost;
     report
 }
@@ -98,7 +121,7 @@ fn by_ourselves(question: &Question) -> anyhow::Result<Report> {
     let looked = looked.context("cannot look at this host")?;
     let clock = Clock::now();
     let cost = Cost { load_ms: milliseconds(loaded - started), look_ms, looks: looked.looks };
-    let mut report = assemble::report(&devices, &looked, &nvml, &clock);
+    let mut report = assemble::report(&devices, &looked, &nvml, &question.roles, &clock);
     report.cost = cost;
     selected::narrow(&mut report, &selection);
     Ok(report)

@@ -2,10 +2,17 @@
 //!
 //! What is looked at is the release of files, not the end of processes. NVML is asked only when no handle is left to wait for,
 //! or when memory is what is waited for.
+//!
+//! Where a daemon answers it also tells what happens ([`news`]), and is asked again when that may have been a release. A
+//! close is told by nobody under plan `lean`, so it is asked once a second as well.
+
+mod news;
 
 use std::collections::{BTreeSet, HashSet};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use self::news::News;
 
 use super::{Ask, Inquiry, Question};
 use crate::diagnose::{self, Input, is_infrastructure};
@@ -48,8 +55,13 @@ pub fn wait(question: &Question, options: &WaitOptions, say: &mut dyn FnMut(&str
     let begun = Instant::now();
     let mut interval = INTERVALS.0;
     let mut said: Option<Instant> = None;
+    let mut news = News::default();
     loop {
         let over = options.timeout.is_some_and(|timeout| begun.elapsed() >= timeout);
+        if !question.standalone {
+            news.listen(question.socket.as_deref(), inquiry.gpus());
+        }
+        let asked_at = Instant::now();
         let (diagnosis, asked_nvml) = look(&mut inquiry, options, over)?;
         let status = status(&diagnosis, options, asked_nvml)?;
         if status == ExitStatus::Free || over {
@@ -61,8 +73,12 @@ pub fn wait(question: &Question, options: &WaitOptions, say: &mut dyn FnMut(&str
                 say(&line);
             }
         }
-        let left = options.timeout.map_or(interval, |timeout| timeout.saturating_sub(begun.elapsed()));
-        thread::sleep(interval.min(left));
+        let left = options.timeout.map_or(INTERVALS.1, |timeout| timeout.saturating_sub(begun.elapsed()));
+        // Nobody tells of memory.
+        let told = news.are_heard() && inquiry.by_daemon() && !asked_nvml;
+        news.wait(if told { INTERVALS.1 } else { interval }.min(left));
+        // However much happens.
+        thread::sleep(INTERVALS.0.saturating_sub(asked_at.elapsed()).min(left));
         interval = (interval * 3 / 2).min(INTERVALS.1);
     }
 }

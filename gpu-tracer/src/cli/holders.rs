@@ -64,6 +64,7 @@ impl Arguments {
             devices,
             socket: self.socket.clone(),
             standalone: self.standalone,
+            roles: super::roles(),
         };
         let report = answers.holders(&question)?;
         let users = if self.format == Format::Table { Users::of_host() } else { Users::default() };

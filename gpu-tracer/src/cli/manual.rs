@@ -27,6 +27,11 @@ const COLUMNS: (&str, &str) = ("COLUMNS", "Width of a terminal that does not tel
 const DEVICES: (&str, &str) =
     (DEVICES_VARIABLE, "Devices as for --device, separated by commas; not read where --device is given.");
 
+const CONFIG: (&str, &str) = (
+    super::CONFIG_VARIABLE,
+    "Configuration instead of /etc/gpu-tracer.toml: [[role]] there says which programs of this site are monitors or infrastructure.",
+);
+
 const PROGRAM: Sections = Sections {
     statuses: &[
         ("0", "Free: nobody holds it. doctor: fully able."),
@@ -36,12 +41,16 @@ const PROGRAM: Sections = Sections {
         ("4", "why, wait, release: stuck, SIGKILL will not help."),
         ("5", "why, wait, release: memory is in use and nobody holds a handle."),
     ],
-    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    environment: &[DEVICES, CONFIG, NO_COLOR, COLUMNS],
     examples: &[
         ("gpu-tracer holders", "Who holds any GPU of this host."),
         ("gpu-tracer why 4", "What keeps GPU 4, and what to do about it."),
         ("gpu-tracer release 4 --dry-run", "Whom it would end to free GPU 4."),
         ("gpu-tracer wait 4 --timeout 60s", "Return when GPU 4 is free."),
+        (
+            "gpu-tracer history 4 --since 2h",
+            "Who held GPU 4 lately, and who ended them (where the daemon runs).",
+        ),
         ("gpu-tracer doctor", "What works here, and what to do about the rest."),
     ],
 };
@@ -56,7 +65,7 @@ const HOLDERS: Sections = Sections {
             "Nobody was seen, but not everything could be seen; the answer says what, and what would help.",
         ),
     ],
-    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    environment: &[DEVICES, CONFIG, NO_COLOR, COLUMNS],
     examples: &[
         ("gpu-tracer holders", "Who holds any GPU of this host."),
         ("gpu-tracer holders 4", "Who holds GPU 4 (PCI bus order, as in nvidia-smi)."),
@@ -89,7 +98,7 @@ const DIAGNOSED: &[(&str, &str)] = &[
 
 const WHY: Sections = Sections {
     statuses: DIAGNOSED,
-    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    environment: &[DEVICES, CONFIG, NO_COLOR, COLUMNS],
     examples: &[
         ("gpu-tracer why 4", "What keeps GPU 4, and what to do about it."),
         ("gpu-tracer why --format json | jq -r '.gpus[] | [.gpu, .verdict] | @tsv'", "One verdict per GPU."),
@@ -99,7 +108,7 @@ const WHY: Sections = Sections {
 
 const WAIT: Sections = Sections {
     statuses: DIAGNOSED,
-    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    environment: &[DEVICES, CONFIG, NO_COLOR, COLUMNS],
     examples: &[
         ("gpu-tracer wait 0-3 --timeout 60s", "Until GPUs 0 to 3 are free, for a minute at most."),
         (
@@ -115,7 +124,7 @@ const WAIT: Sections = Sections {
 
 const RELEASE: Sections = Sections {
     statuses: DIAGNOSED,
-    environment: &[DEVICES, NO_COLOR, COLUMNS],
+    environment: &[DEVICES, CONFIG, NO_COLOR, COLUMNS],
     examples: &[
         ("gpu-tracer release 4 --dry-run", "The plan, and nothing else."),
         ("gpu-tracer release 4", "Says whom it will end, asks, ends them and waits for the release."),
@@ -146,6 +155,7 @@ const RUN: Sections = Sections {
     ],
     environment: &[
         DEVICES,
+        CONFIG,
         (
             "NOTIFY_SOCKET, WATCHDOG_USEC",
             "Set by systemd: it is told when the daemon is ready, and that it lives.",
@@ -160,6 +170,55 @@ const RUN: Sections = Sections {
             "A second one beside it, to try something out.",
         ),
         ("sudo gpu-tracer run --unpin", "After the daemon was removed: nothing of it stays in the kernel."),
+    ],
+};
+
+const RECORDED: &[(&str, &str)] = &[
+    ("0", "Told, and the record of that time is complete."),
+    ("2", "There is no such record, wrong usage, or an error."),
+    ("3", "Told as far as it is known: the record of that time has gaps, which are listed."),
+];
+
+const TIMEZONE: (&str, &str) = ("TZ", "The time zone in which times are read and printed.");
+
+const HISTORY: Sections = Sections {
+    statuses: RECORDED,
+    environment: &[TIMEZONE, NO_COLOR, COLUMNS],
+    examples: &[
+        ("gpu-tracer history 4 --since 2h", "Who held GPU 4 in the last two hours, and who ended them."),
+        (
+            "gpu-tracer history 4 --at '2026-11-29 03:12'",
+            "Who held GPU 4 then; also before the last restart of the machine.",
+        ),
+        ("gpu-tracer history --story 428", "What became of process 428 and of what it held."),
+        ("gpu-tracer history --since 03:00 --until 03:30 --events", "All that happened, event by event."),
+        (
+            "gpu-tracer history --journal ./journal.db --since '2026-11-28 00:00'",
+            "A journal copied from another machine (with journal.db-wal, if there is one).",
+        ),
+        (
+            "gpu-tracer history --sql 'SELECT what, count(*) FROM events GROUP BY what' --format csv",
+            "SQL of your own: the tables are described in docs/journal.md.",
+        ),
+    ],
+};
+
+const REPORT: Sections = Sections {
+    statuses: RECORDED,
+    environment: &[TIMEZONE],
+    examples: &[
+        (
+            "gpu-tracer report --out incident.html --since 03:00 --until 04:00 --at 03:12",
+            "One file for the ticket: it needs no network.",
+        ),
+        (
+            "gpu-tracer report 4 --out gpu4.json --format perfetto",
+            "For https://ui.perfetto.dev (Open trace file).",
+        ),
+        (
+            "gpu-tracer report --journal ./journal.db --out incident.html",
+            "From a journal of another machine.",
+        ),
     ],
 };
 
@@ -206,6 +265,8 @@ pub(super) fn sections(topic: Option<&str>) -> Sections {
         Some("release") => RELEASE,
         Some("watch") => WATCH,
         Some("run") => RUN,
+        Some("history") => HISTORY,
+        Some("report") => REPORT,
         Some("doctor") => DOCTOR,
         Some("completions") => COMPLETIONS,
         Some("man") => MAN,
@@ -214,13 +275,15 @@ pub(super) fn sections(topic: Option<&str>) -> Sections {
 }
 
 /// Commands that have a page: what they are called, the name of the page, and how they are called.
-const TOPICS: [(&str, &str, &str); 9] = [
+const TOPICS: [(&str, &str, &str); 11] = [
     ("holders", "gpu-tracer-holders", "gpu-tracer holders"),
     ("why", "gpu-tracer-why", "gpu-tracer why"),
     ("wait", "gpu-tracer-wait", "gpu-tracer wait"),
     ("release", "gpu-tracer-release", "gpu-tracer release"),
     ("watch", "gpu-tracer-watch", "gpu-tracer watch"),
     ("run", "gpu-tracer-run", "gpu-tracer run"),
+    ("history", "gpu-tracer-history", "gpu-tracer history"),
+    ("report", "gpu-tracer-report", "gpu-tracer report"),
     ("doctor", "gpu-tracer-doctor", "gpu-tracer doctor"),
     ("completions", "gpu-tracer-completions", "gpu-tracer completions"),
     ("man", "gpu-tracer-man", "gpu-tracer man"),

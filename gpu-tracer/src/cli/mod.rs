@@ -5,10 +5,12 @@
 
 mod completions;
 mod doctor;
+mod history;
 mod holders;
 mod man;
 mod manual;
 mod release;
+mod report;
 mod run;
 mod screen;
 mod wait;
@@ -17,6 +19,7 @@ mod why;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -24,6 +27,8 @@ use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, S
 
 pub use crate::answer::Question;
 use crate::answer::{WaitOptions, Waited};
+use crate::daemon;
+use crate::diagnose::Roles;
 use crate::kernel::devices::ExtraDevice;
 use crate::model::ExitStatus;
 use crate::model::diagnosis::Diagnosis;
@@ -35,6 +40,9 @@ use screen::Screen;
 
 /// Devices that count as GPUs, separated by commas, where `--device` is not given.
 const DEVICES_VARIABLE: &str = "GPU_TRACER_DEVICES";
+
+/// The configuration, where it is not the usual file.
+const CONFIG_VARIABLE: &str = "GPU_TRACER_CONFIG";
 
 /// What the subcommands ask of the rest of the program.
 pub trait Answers {
@@ -124,6 +132,21 @@ impl Common {
     }
 }
 
+/// The configuration that the environment names.
+fn configuration() -> Option<PathBuf> {
+    std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// Who plays which role. An answer is wanted most when things are not as they should be: a configuration that cannot be used
+/// is told of and does without.
+fn roles() -> Roles {
+    daemon::configured_roles(configuration().as_deref()).unwrap_or_else(|error| {
+        let problem = escape_str(&format!("{error:#}"));
+        let _ = writeln!(io::stderr(), "gpu-tracer: {problem}; roles are the built-in ones");
+        Roles::default()
+    })
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
     Holders(holders::Arguments),
@@ -133,6 +156,8 @@ enum Command {
     Wait(wait::Arguments),
     Release(release::Arguments),
     Doctor(doctor::Arguments),
+    History(history::Arguments),
+    Report(report::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
 }
@@ -199,6 +224,8 @@ fn answer(
         Command::Wait(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Release(arguments) => arguments.run(devices()?, answers, screen, out)?,
         Command::Doctor(arguments) => arguments.run(devices()?, answers, screen, out)?,
+        Command::History(arguments) => arguments.run(screen, out)?,
+        Command::Report(arguments) => arguments.run(out)?,
         Command::Completions(arguments) => (ExitStatus::Free, arguments.run(out)),
         Command::Man(arguments) => (ExitStatus::Free, arguments.run(out)),
     };

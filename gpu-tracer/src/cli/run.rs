@@ -69,7 +69,7 @@ impl Arguments {
             pin_dir: self.pin_dir.clone(),
             metrics_listen: self.metrics_listen,
             plan: self.plan,
-            config: self.config.clone(),
+            config: self.config.clone().or_else(super::configuration),
             devices,
         };
         if self.unpin {

@@ -114,6 +114,7 @@ fn the_question_is_what_was_written() {
             devices: both.clone(),
             socket: Some("/run/x".into()),
             standalone: false,
+            ..Question::default()
         },
         Question { devices: vec![device("1:5=nvidia0")], standalone: true, ..Question::default() },
         Question { devices: both, ..Question::default() },

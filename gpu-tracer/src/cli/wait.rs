@@ -11,6 +11,7 @@ use super::Answers;
 use super::screen::Screen;
 use super::why::{Whom, view};
 use crate::answer::WaitOptions;
+use crate::diagnose::ROLES;
 use crate::kernel::devices::ExtraDevice;
 use crate::model::ExitStatus;
 use crate::render::text::{escape_sentence, escape_str};
@@ -40,19 +41,6 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "ROLE", value_delimiter = ',', value_parser = PossibleValuesParser::new(ROLES))]
     ignore: Vec<String>,
 }
-
-/// What a holder can be.
-const ROLES: [&str; 9] = [
-    "infrastructure",
-    "display",
-    "monitor",
-    "container-hook",
-    "mps-control",
-    "mps-server",
-    "initialised",
-    "compute",
-    "unknown",
-];
 
 /// `60s`, `1m 30s`, or seconds as a plain number.
 pub(super) fn duration(text: &str) -> anyhow::Result<Duration> {

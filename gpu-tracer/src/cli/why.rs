@@ -61,6 +61,7 @@ impl Whom {
             devices,
             socket: self.socket.clone(),
             standalone: self.standalone,
+            roles: super::roles(),
         }
     }
 }

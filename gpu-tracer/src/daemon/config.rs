@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::diagnose::{ROLES, RoleRule, Roles};
+
 /// Where it usually is.
 pub(super) const USUAL: &str = "/etc/gpu-tracer.toml";
 /// No more of it is read.
@@ -29,10 +31,71 @@ pub(super) struct Config {
     pub(super) devices: Option<Vec<String>>,
     /// Bytes of the ring of events.
     pub(super) ring_bytes: Option<u32>,
+    /// Seconds between measurements of GPU memory for the journal; 0: none.
+    pub(super) measure_memory_seconds: Option<u32>,
+    /// Keep a journal?
+    pub(super) journal: Option<bool>,
+    /// Days of history kept in it.
+    pub(super) journal_days: Option<u32>,
+    /// MiB that it may have.
+    pub(super) journal_size_mib: Option<u64>,
+    /// MiB of its file system that stay free.
+    pub(super) journal_min_free_mib: Option<u64>,
+    /// Programs of this site, and what they are.
+    #[serde(default)]
+    pub(super) role: Vec<Role>,
 }
 
-const KEYS: [&str; 8] =
-    ["socket", "state-dir", "pin-dir", "metrics-listen", "plan", "group", "devices", "ring-bytes"];
+/// A `[[role]]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Role {
+    /// One of [`ROLES`].
+    name: String,
+    /// Path of an executable, or the name of its file.
+    exe: String,
+}
+
+const KEYS: [&str; 14] = [
+    "socket",
+    "state-dir",
+    "pin-dir",
+    "metrics-listen",
+    "plan",
+    "group",
+    "devices",
+    "ring-bytes",
+    "journal",
+    "journal-days",
+    "journal-size-mib",
+    "journal-min-free-mib",
+    "measure-memory-seconds",
+    "role",
+];
+const KEYS_OF_A_ROLE: [&str; 2] = ["name", "exe"];
+
+impl Role {
+    fn rule(&self) -> Result<RoleRule, String> {
+        let Some(role) = ROLES.into_iter().find(|known| *known == self.name) else {
+            return Err(unknown("role", &self.name, &ROLES));
+        };
+        if self.exe.is_empty() || self.exe.contains('/') && !self.exe.starts_with('/') {
+            return Err(format!(
+                "`{}` is no executable: give its whole path, or the name of its file alone",
+                self.exe.escape_debug()
+            ));
+        }
+        Ok(RoleRule { role, exe: self.exe.clone() })
+    }
+}
+
+impl Config {
+    /// Who plays which role. What is wrong was refused when the configuration was read.
+    pub(super) fn roles(&self) -> Roles {
+        let rules = self.role.iter().filter_map(|role| role.rule().ok()).collect();
+        Roles { rules, ..Roles::default() }
+    }
+}
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -77,20 +140,40 @@ pub(super) fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
 
 fn parse(text: &str) -> Result<Config, String> {
     let table: toml::Table = toml::from_str(text).map_err(|error| error.to_string())?;
-    if let Some(key) = table.keys().find(|key| !KEYS.contains(&key.as_str())) {
-        return Err(match nearest(key) {
-            Some(nearest) => format!("there is no key `{key}`; is `{nearest}` meant?"),
-            None => format!("there is no key `{key}`; there are {}", KEYS.join(", ")),
-        });
+    refuse_unknown(&table, &KEYS)?;
+    let roles = table.get("role").and_then(toml::Value::as_array).into_iter().flatten();
+    for role in roles.filter_map(toml::Value::as_table) {
+        refuse_unknown(role, &KEYS_OF_A_ROLE).map_err(|problem| format!("[[role]]: {problem}"))?;
     }
     // From the text and not from the table: so an error says in which line.
-    toml::from_str(text).map_err(|error| error.to_string())
+    let config: Config = toml::from_str(text).map_err(|error| error.to_string())?;
+    config
+        .role
+        .iter()
+        .try_for_each(|role| role.rule().map(drop).map_err(|problem| format!("[[role]]: {problem}")))?;
+    Ok(config)
 }
 
-/// The key that it takes the fewest changes to come to, if they are few.
-fn nearest(key: &str) -> Option<&'static str> {
-    let plain = key.to_lowercase().replace('_', "-");
-    let (distance, nearest) = KEYS.iter().map(|known| (distance(&plain, known), *known)).min()?;
+fn refuse_unknown(table: &toml::Table, keys: &[&'static str]) -> Result<(), String> {
+    match table.keys().find(|key| !keys.contains(&key.as_str())) {
+        Some(key) => Err(unknown("key", key, keys)),
+        None => Ok(()),
+    }
+}
+
+/// There is no such thing; is another meant?
+fn unknown(what: &str, word: &str, known: &[&'static str]) -> String {
+    let word_shown = word.escape_debug();
+    match nearest(word, known) {
+        Some(nearest) => format!("there is no {what} `{word_shown}`; is `{nearest}` meant?"),
+        None => format!("there is no {what} `{word_shown}`; there are {}", known.join(", ")),
+    }
+}
+
+/// The word that it takes the fewest changes to come to, if they are few.
+fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
+    let plain = word.to_lowercase().replace('_', "-");
+    let (distance, nearest) = known.iter().map(|known| (distance(&plain, known), *known)).min()?;
     (distance <= plain.len().max(nearest.len()) / 2).then_some(nearest)
 }
 
@@ -139,6 +222,40 @@ mod tests {
         assert!(problem("colour = 'x'").contains("there are socket, "), "{}", problem("colour = 'x'"));
         assert!(problem("socket = 7").contains("line 1"), "{}", problem("socket = 7"));
         assert!(problem("socket =").contains("line 1"));
+    }
+
+    #[test]
+    fn roles_of_this_site_are_read_and_what_means_nothing_is_refused() {
+        let text = "plan = 'lean'\n[[role]]\nname = 'monitor'\nexe = '/usr/bin/my-exporter'\n\
+                    [[role]]\nname = 'infrastructure'\nexe = 'site-agent'\n";
+        let rules = parse(text).unwrap().roles().rules;
+        let rule = |role, exe: &str| RoleRule { role, exe: exe.to_owned() };
+        assert_eq!(rules, [rule("monitor", "/usr/bin/my-exporter"), rule("infrastructure", "site-agent")]);
+        let problem = |role: &str| parse(&format!("[[role]]\n{role}\n")).unwrap_err();
+        assert!(
+            problem("name = 'monitor'\nexec = '/x'")
+                .contains("[[role]]: there is no key `exec`; is `exe` meant?")
+        );
+        assert!(problem("name = 'montior'\nexe = '/x'").contains("no role `montior`; is `monitor` meant?"));
+        assert!(problem("name = 'x'\nexe = '/x'").contains("there are infrastructure, "));
+        assert!(problem("name = 'monitor'").contains("exe"), "{}", problem("name = 'monitor'"));
+        for exe in ["", "bin/x", "./x"] {
+            let problem = problem(&format!("name = 'monitor'\nexe = '{exe}'"));
+            assert!(problem.contains("no executable"), "{problem}");
+        }
+        assert!(parse("roles = []").unwrap_err().contains("`role` meant"));
+    }
+
+    #[test]
+    fn every_line_of_the_example_means_something() {
+        let example = include_str!("../../../deploy/gpu-tracer.toml");
+        assert_eq!(parse(example).unwrap(), Config::default(), "as shipped it says nothing");
+        let is_setting =
+            |line: &str| line.starts_with("#[[") || line.contains(" = ") && !line.starts_with("# ");
+        let lines = example.lines().filter(|line| is_setting(line)).map(|line| line.trim_start_matches('#'));
+        let used = lines.collect::<Vec<_>>().join("\n");
+        assert!(KEYS.iter().all(|key| used.contains(key)), "all keys are shown:\n{used}");
+        assert_eq!(parse(&used).unwrap().role.len(), 1);
     }
 
     #[test]

@@ -12,13 +12,16 @@ use super::driver::DriverPace;
 use super::feed::Feed;
 use super::inbox::{Inbox, Order, Seen};
 use super::lastly::Lastly;
+use super::looking;
 use super::notify::Manager;
 use super::pace::Pace;
+use super::sampler::Sampler;
 use super::settings::Settings;
 use super::signals::{Signals, Wish};
 use super::status::Counters;
 use super::tell::Names;
 use crate::answer::{Looked, milliseconds};
+use crate::journal::Recorder;
 use crate::kernel::{self, Clock, Devices, boot_now};
 use crate::ledger::Ledger;
 use crate::model::change::Change;
@@ -67,11 +70,25 @@ pub(super) struct Core {
     /// Looks hung so many times in a row.
     pub(super) hangs: u32,
     pub(super) not_before: Option<Instant>,
+    /// `None`: no history is kept.
+    pub(super) recorder: Option<Recorder>,
+    /// What was said last of the journal's trouble.
+    pub(super) journal_problem: Option<String>,
+    pub(super) journal_moved: Option<String>,
+    pub(super) sampler: Sampler,
+    /// Did anybody hold a device when memory was last asked for?
+    pub(super) was_held: bool,
+    /// A pass of a look that has not come back by then is given up.
+    pub(super) patience: Duration,
     /// `None`: what it saw need not be known to the next.
     lastly: Option<Lastly>,
     recheck_due: Instant,
     drained: Instant,
     housekeeping_due: Instant,
+    /// Answers until the last housekeeping.
+    answers_before: u64,
+    /// Has the memory for answers not been given back since the last of them?
+    spacious: bool,
 }
 
 impl Core {
@@ -107,10 +124,18 @@ impl Core {
             counters: Counters::new(),
             hangs: 0,
             not_before: None,
+            recorder: None,
+            journal_problem: None,
+            journal_moved: None,
+            sampler: Sampler::default(),
+            was_held: false,
+            patience: looking::PASS_DEADLINE,
             lastly,
             recheck_due: now,
             drained: now,
             housekeeping_due: now + HOUSEKEEPING,
+            answers_before: 0,
+            spacious: false,
         };
         core.note_absence();
         core
@@ -256,25 +281,29 @@ impl Core {
                 }
                 Order::Subscribe(subscriber) => self.feed.add(subscriber),
                 Order::Described(process, description) => self.described(process, description),
+                Order::Measured(at_ns, memory) => self.write_down_memory(at_ns, &memory),
             }
         }
         looks
     }
 
-    fn answer(&self, looks: Vec<tokio::sync::oneshot::Sender<Seen>>, cost: Cost) {
+    fn answer(&mut self, looks: Vec<tokio::sync::oneshot::Sender<Seen>>, cost: Cost) {
         if looks.is_empty() {
             return;
         }
+        self.counters.answers += looks.len() as u64;
         let plan = self.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
+        let openers: HashSet<ProcessId> = openers.collect();
         let ended = |process: &ProcessId| {
             let history = self.ledger.history(*process);
             history.is_some_and(|history| history.exit.is_some() || history.freed_ns.is_some())
         };
-        let ended = openers.filter(ended).collect();
+        let ended = openers.into_iter().filter(ended).collect();
         let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
-        let seen = Seen { looked: Arc::new(looked), devices: Arc::clone(&self.devices), cost };
+        let (devices, roles) = (Arc::clone(&self.devices), Arc::clone(&self.settings.roles));
+        let seen = Seen { looked: Arc::new(looked), devices, roles, cost };
         for reply in looks {
             let _ = reply.send(seen.clone());
         }
@@ -283,6 +312,7 @@ impl Core {
     /// Tells everybody who listens.
     pub(super) fn tell(&mut self, changes: &[Change]) {
         self.counters.changes += changes.len() as u64;
+        self.write_down(changes);
         if self.feed.is_empty() {
             return;
         }
@@ -315,10 +345,19 @@ impl Core {
                     source.set_devices(&devices.table)?;
                 }
                 self.devices = Arc::new(devices);
+                self.write_down_gpus();
             }
             Err(error) => super::log::warning(&format!("devices cannot be discovered again: {error}")),
         }
         Ok(())
+    }
+
+    /// After devices were taken from the configuration.
+    fn forget_unwatched(&mut self) {
+        let devices = Arc::clone(&self.devices);
+        let changes = self.ledger.forget_devices(boot_now(), |number| devices.table.contains(number));
+        self.tell(&changes);
+        self.note_pending();
     }
 
     fn reload(&mut self, manager: &Manager) {
@@ -330,8 +369,9 @@ impl Core {
                         "{key} has changed and takes effect when the daemon is restarted"
                     ));
                 }
-                if let Err(error) = self.rediscover() {
-                    super::log::warning(&format!("{error:#}"));
+                match self.rediscover() {
+                    Ok(()) => self.forget_unwatched(),
+                    Err(error) => super::log::warning(&format!("{error:#}")),
                 }
                 self.pace.event(Instant::now());
                 super::log::info("configuration read again");
@@ -348,15 +388,20 @@ impl Core {
         }
         self.housekeeping_due = now + HOUSEKEEPING;
         self.clock = Clock::now();
-        if self.ledger.shrink() {
+        let quiet = self.counters.answers == self.answers_before;
+        if self.ledger.shrink() || quiet && self.spacious {
             super::memory::give_back();
+            self.spacious = false;
         }
+        self.spacious |= !quiet;
+        self.answers_before = self.counters.answers;
         self.remember_being_alive();
         manager.tell(&format!("STATUS={}", self.in_a_sentence()));
     }
 
     /// Writes down until when there was somebody to see.
     pub(super) fn remember_being_alive(&mut self) {
+        self.write_down_life();
         let Some(lastly) = &self.lastly else { return };
         if let Err(error) = lastly.write(boot_now()) {
             super::log::warning(&format!("{error:#}"));

@@ -59,6 +59,7 @@ impl Core {
         if let Some(description) = description {
             self.ledger.describe(process, description);
             self.describer.done(process);
+            self.write_down_description(process);
         }
     }
 }

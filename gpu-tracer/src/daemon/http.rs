@@ -6,6 +6,7 @@
 //! | `/v1/files` | the open files of the same answer |
 //! | `/v1/events` | what happens from now on, one JSON document a line, without end |
 //! | `/v1/status` | how the daemon is doing |
+//! | `/v1/idle` | takes what idle GPUs show (`POST`, root only): `{"gpus": [{"gpu": 0, "mib": 1}]}` |
 //! | `/metrics` | the same for Prometheus |
 //!
 //! Whoever asks is known by the socket ([`Viewer`]). Connections are limited, in all and for each user, and so is the
@@ -20,20 +21,21 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
-use axum::body::Body;
-use axum::extract::{Extension, RawQuery, State};
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, Extension, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 
 use super::feed;
+use super::idle::{IdleMemory, Told};
 use super::inbox::{Order, Outbox, Seen};
 use super::metrics;
-use super::peer::Viewer;
+use super::peer::{Group, Viewer};
 use super::status::Status;
 use super::stream::EventStream;
 use crate::answer;
@@ -52,6 +54,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const CORE_PATIENCE: Duration = Duration::from_secs(10);
 /// Head of a request.
 const MOST_HEAD: usize = 16 << 10;
+/// Enough for most answers about few files, and for each of many.
+const FIRST_BUFFER: usize = 16 << 10;
+const BYTES_PER_FILE: usize = 384;
+/// What is told to the daemon.
+const MOST_BODY: usize = 64 << 10;
 /// Answers put together at the same time.
 const ANSWERS_AT_ONCE: usize = 4;
 
@@ -59,12 +66,17 @@ const ANSWERS_AT_ONCE: usize = 4;
 #[derive(Clone)]
 struct Server {
     core: Outbox,
+    idle: Arc<Mutex<IdleMemory>>,
     answering: Arc<tokio::sync::Semaphore>,
 }
 
 /// A connection turned into a stream of events.
 #[derive(Clone, Default)]
 struct Streams(Arc<AtomicBool>);
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy)]
+struct User(u32);
 
 /// Starts the thread that serves.
 ///
@@ -74,7 +86,8 @@ pub(super) fn start(
     listener: StdListener,
     metrics: Option<std::net::TcpListener>,
     core: Outbox,
-    group: Option<u32>,
+    group: Group,
+    idle: IdleMemory,
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -85,7 +98,11 @@ pub(super) fn start(
     std::thread::Builder::new()
         .name("server".to_owned())
         .spawn(move || {
-            let server = Server { core, answering: Arc::new(tokio::sync::Semaphore::new(ANSWERS_AT_ONCE)) };
+            let server = Server {
+                core,
+                idle: Arc::new(Mutex::new(idle)),
+                answering: Arc::new(tokio::sync::Semaphore::new(ANSWERS_AT_ONCE)),
+            };
             runtime.block_on(async move {
                 if let Some(listener) = metrics.and_then(|listener| TcpListener::from_std(listener).ok()) {
                     tokio::spawn(serve_metrics(listener, server.clone()));
@@ -110,12 +127,13 @@ pub(super) fn bind_metrics(address: SocketAddr) -> anyhow::Result<std::net::TcpL
     listen().with_context(|| format!("cannot listen on {address} for /metrics"))
 }
 
-async fn serve(listener: UnixListener, server: Server, group: Option<u32>) {
+async fn serve(listener: UnixListener, server: Server, group: Group) {
     let router = Router::new()
         .route("/v1/holders", get(holders))
         .route("/v1/files", get(files))
         .route("/v1/events", get(events))
         .route("/v1/status", get(status))
+        .route("/v1/idle", post(note_idle).layer(DefaultBodyLimit::max(MOST_BODY)))
         .route("/metrics", get(page_of_metrics))
         .with_state(server);
     let places = Places::default();
@@ -128,11 +146,15 @@ async fn serve(listener: UnixListener, server: Server, group: Option<u32>) {
                 continue;
             }
         };
-        let Ok((viewer, uid)) = Viewer::of(&stream, group) else { continue };
+        let Ok((viewer, uid)) = Viewer::of(&stream, group.number()) else { continue };
         // Who finds no place is told so by the end of the connection.
         let Some(place) = places.take(uid) else { continue };
         let streams = Streams::default();
-        let router = router.clone().layer(Extension(viewer)).layer(Extension(streams.clone()));
+        let router = router
+            .clone()
+            .layer(Extension(viewer))
+            .layer(Extension(User(uid)))
+            .layer(Extension(streams.clone()));
         tokio::spawn(async move {
             let connection = http().serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
             attend(connection, &streams).await;
@@ -223,7 +245,12 @@ impl IntoResponse for Failure {
 
 /// On one line: programs read it, and `gpu-tracer holders --format json` lays it out for people.
 fn document<T: serde::Serialize + ?Sized>(status: StatusCode, value: &T) -> Response {
-    let mut text = Vec::new();
+    document_of(status, value, 0)
+}
+
+/// The same, about so many files.
+fn document_of<T: serde::Serialize + ?Sized>(status: StatusCode, value: &T, files: usize) -> Response {
+    let mut text = Vec::with_capacity(FIRST_BUFFER + files * BYTES_PER_FILE);
     match json::write_line(value, &mut text) {
         Ok(()) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
@@ -235,7 +262,7 @@ async fn holders(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    server.answer(viewer, query, |report| document(StatusCode::OK, report)).await
+    server.answer(viewer, query, |report| document_of(StatusCode::OK, report, report.files.len())).await
 }
 
 async fn files(
@@ -243,7 +270,9 @@ async fn files(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    server.answer(viewer, query, |report| document(StatusCode::OK, &Files::of(report))).await
+    server
+        .answer(viewer, query, |report| document_of(StatusCode::OK, &Files::of(report), report.files.len()))
+        .await
 }
 
 /// The part of a report that `/v1/files` gives.
@@ -320,19 +349,50 @@ impl Server {
 
     /// Looks, and puts the answer together, as far as this viewer may see it. On a thread of its own: that of the server
     /// attends to everybody.
-    async fn answer(
+    async fn answer<T: Send + 'static>(
         &self,
         viewer: Viewer,
         query: Option<String>,
-        write: fn(&Report) -> Response,
-    ) -> Result<Response, Failure> {
+        write: impl FnOnce(&Report) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
         let query = Query::parse(query.as_deref().unwrap_or_default())
             .map_err(|problem| Failure(StatusCode::BAD_REQUEST, problem))?;
         let _turn = self.answering.acquire().await.map_err(|_| gone())?;
         let (reply, answer) = oneshot::channel();
         let seen = self.ask(Order::Look(reply), answer).await?;
-        let put_together = move || put_together(&seen, &query, viewer).map(|report| write(&report));
-        tokio::task::spawn_blocking(put_together).await.map_err(|_| gone())?
+        let idle = Arc::clone(&self.idle);
+        let answer = move || {
+            let mut report = put_together(&seen, &query, viewer)?;
+            // As long as the report; two of them at a time are enough.
+            drop(seen);
+            locked(&idle).add_to(&mut report);
+            Ok(write(&report))
+        };
+        tokio::task::spawn_blocking(answer).await.map_err(|_| gone())?
+    }
+}
+
+fn locked(idle: &Mutex<IdleMemory>) -> std::sync::MutexGuard<'_, IdleMemory> {
+    idle.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes down what idle GPUs show, of those that are idle by a look of our own.
+async fn note_idle(
+    State(server): State<Server>,
+    Extension(viewer): Extension<Viewer>,
+    Extension(User(uid)): Extension<User>,
+    body: Bytes,
+) -> Result<StatusCode, Failure> {
+    if uid != 0 {
+        return Err(Failure(StatusCode::FORBIDDEN, "only root may tell what idle GPUs show".to_owned()));
+    }
+    let told: Told =
+        serde_json::from_slice(&body).map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
+    let idle = Arc::clone(&server.idle);
+    let note = move |report: &Report| locked(&idle).note(&told, report);
+    match server.answer(viewer, None, note).await? {
+        Ok(()) => Ok(StatusCode::NO_CONTENT),
+        Err(error) => Err(Failure(StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}"))),
     }
 }
 
@@ -349,7 +409,7 @@ fn put_together(seen: &Seen, query: &Query, viewer: Viewer) -> Result<Report, Fa
     }
     let selection = selector::resolve(&query.gpus, &seen.devices.gpus, &seen.devices.table)
         .map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
-    let mut report = answer::report(&seen.devices, &seen.looked, seen.cost);
+    let mut report = answer::report(&seen.devices, &seen.looked, &seen.roles, seen.cost);
     answer::narrow(&mut report, &selection);
     viewer.narrow(&mut report);
     Ok(report)

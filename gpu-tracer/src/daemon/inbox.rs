@@ -10,10 +10,11 @@ use tokio::sync::oneshot;
 use super::feed::Subscriber;
 use super::status::Status;
 use crate::answer::Looked;
+use crate::diagnose::Roles;
 use crate::kernel::Devices;
-use crate::model::ProcessId;
 use crate::model::change::ProcessDescription;
 use crate::model::report::Cost;
+use crate::model::{GpuMemory, ProcessId};
 
 /// What can be asked of the core.
 pub(super) enum Order {
@@ -25,6 +26,8 @@ pub(super) enum Order {
     Subscribe(Subscriber),
     /// What `/proc` says of a process; nothing if it is gone.
     Described(ProcessId, Option<ProcessDescription>),
+    /// How much memory of each GPU was used at that moment, ns of boot time.
+    Measured(u64, Vec<GpuMemory>),
 }
 
 /// The answer to [`Order::Look`].
@@ -32,6 +35,7 @@ pub(super) enum Order {
 pub(super) struct Seen {
     pub(super) looked: Arc<Looked>,
     pub(super) devices: Arc<Devices>,
+    pub(super) roles: Arc<Roles>,
     pub(super) cost: Cost,
 }
 

@@ -17,7 +17,7 @@ use crate::probe::events::{FileChecked, RememberedFile};
 use crate::probe::{Iterators, ProbeError, waiting};
 
 /// A pass that has not come back by then is given up.
-const PASS_DEADLINE: Duration = Duration::from_millis(1500);
+pub(super) const PASS_DEADLINE: Duration = Duration::from_millis(1500);
 /// Long enough for an ordinary close to finish.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// How long somebody who asks waits, at most, for files that were let go of just now to be released.
@@ -76,14 +76,14 @@ impl Core {
     fn look_once(&mut self) -> anyhow::Result<()> {
         let (begun, spent) = (Instant::now(), cpu_time());
         // What was reported before the look has to be known before the look is.
-        let snapshot = self.iterators.snapshot(&self.devices.table, PASS_DEADLINE);
+        let snapshot = self.iterators.snapshot(&self.devices.table, self.patience);
         let took = begun.elapsed();
         self.counters.looked(took);
         let snapshot = match snapshot {
             Ok(snapshot) => snapshot,
             Err(error) => return self.failed(&error),
         };
-        let hung = took >= PASS_DEADLINE;
+        let hung = took >= self.patience;
         self.take_events()?;
         let news = self.take_snapshot(snapshot)?;
         // What was closed since the last look is gone for good in most cases: that is said at once.
@@ -110,6 +110,7 @@ impl Core {
         let news = !drift.changes.is_empty();
         self.learn_uids(&snapshot);
         self.tell(&drift.changes);
+        self.write_down_standing();
         self.missing = snapshot.missing.clone();
         self.missing.extend(pid_namespace());
         let strangers = &self.strangers;
@@ -217,4 +218,53 @@ fn cpu_time() -> Duration {
 
 fn event(at_ns: u64, checked: FileChecked) -> Event {
     Event { at_ns, kind: EventKind::from(checked) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::describer::Describer;
+    use crate::daemon::inbox;
+    use crate::daemon::settings::{Flags, Settings};
+    use crate::kernel;
+
+    /// A core that looks at `/dev/null`, which everybody has open; nothing where BPF is not to be had.
+    fn core() -> Option<Core> {
+        let devices = vec!["1:3=nvidia0".parse().unwrap()];
+        let settings = Settings::unconfigured(Flags { devices, ..Flags::default() }).unwrap();
+        let devices = kernel::discover(Path::new("/"), &settings.devices).unwrap();
+        let iterators = Btf::read(Btf::VMLINUX).ok().and_then(|btf| Iterators::load(&btf).ok())?;
+        let (outbox, _inbox) = inbox::pair().unwrap();
+        let describer = Describer::start(outbox).unwrap();
+        Some(Core::new(settings, devices, None, iterators, describer, None))
+    }
+
+    #[test]
+    fn a_look_that_hangs_leaves_what_was_known_and_says_so_until_one_comes_back() {
+        let Some(mut core) = core() else {
+            eprintln!("skipped: BPF programs cannot be loaded here");
+            return;
+        };
+        let _held = std::fs::File::open("/dev/null").unwrap();
+        assert!(core.look(true).unwrap() >= 1);
+        let known = core.ledger.view();
+        assert!(!known.files.is_empty() && core.missing.iter().all(|missing| missing.what != "snapshot"));
+
+        // No pass can be that quick.
+        core.patience = Duration::ZERO;
+        assert_eq!(core.look(true).unwrap(), 1, "one look: a second would hang as well");
+        let why = |core: &Core| {
+            core.missing.iter().find(|missing| missing.what == "snapshot").map(|missing| missing.why.clone())
+        };
+        assert!(why(&core).is_some_and(|why| why.contains("hung 1 time;")), "{:?}", core.missing);
+        assert_eq!(core.look(true).unwrap(), 0, "none for a while: each may leave a thread in the kernel");
+        assert!(why(&core).is_some(), "{:?}", core.missing);
+        assert!(!core.ledger.view().files.is_empty(), "what was known is not forgotten");
+        assert!(core.pace.due() > Instant::now() + Duration::from_secs(5));
+
+        core.patience = PASS_DEADLINE;
+        core.not_before = None;
+        assert!(core.look(true).unwrap() >= 1);
+        assert_eq!((why(&core), core.hangs), (None, 0));
+    }
 }

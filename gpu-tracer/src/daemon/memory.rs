@@ -1,15 +1,15 @@
 //! How the allocator is to deal with a process that lives for months and needs much only now and then.
 //!
 //! An answer about ten thousand handles takes a few MiB for some milliseconds, in whichever thread. Left to itself glibc
-//! gives every thread an arena of its own, each of which grows to that size once, and takes large buffers from the heap as
-//! soon as one of them has been freed, which leaves holes in it.
+//! gives every thread an arena of its own, each of which grows to that size once.
 
 /// Bytes from which an allocation is a mapping of its own, and is given back to the kernel when it is freed.
 #[cfg(target_env = "gnu")]
-const MAPPED_FROM: libc::c_int = 256 << 10;
-/// Free bytes at the end of the heap that are kept for the next time.
+const MAPPED_FROM: libc::c_int = 8 << 20;
+/// Free bytes at the end of the heap that are kept for the next time, until nobody has asked for a while ([`give_back`]):
+/// pages that come and go with every answer are a tenth of what it costs.
 #[cfg(target_env = "gnu")]
-const KEPT: libc::c_int = 1 << 20;
+const KEPT: libc::c_int = 8 << 20;
 
 /// Should be called before threads are started.
 pub(super) fn be_modest() {
@@ -22,7 +22,8 @@ pub(super) fn be_modest() {
     }
 }
 
-/// Gives back what is free between allocations that are not: after loading programs, and after a crowd of files has gone.
+/// Gives back what is free, between allocations that are not as well: after loading programs, after a crowd of files has
+/// gone, and when nobody has asked for a while.
 pub(super) fn give_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: has no preconditions.

@@ -42,6 +42,14 @@ pub(super) fn text(status: &Status) -> String {
     ] {
         page.line("gpu_tracer_drift_total", &[("kind", kind)], count as f64);
     }
+    let journal = &status.journal;
+    let writing = u8::from(journal.state == crate::journal::State::Writing);
+    page.head(
+        "gpu_tracer_journal_writing",
+        "gauge",
+        "1 while history is written; 0: halted, or none is kept.",
+    );
+    page.line("gpu_tracer_journal_writing", &[], f64::from(writing));
     let counts = &status.counts;
     for (name, kind, help, value) in [
         ("gpu_tracer_files_pending", "gauge", "Open files on their way out.", counts.pending as f64),
@@ -56,12 +64,21 @@ pub(super) fn text(status: &Status) -> String {
         ("gpu_tracer_changes_total", "counter", "Changes told.", counts.changes as f64),
         ("gpu_tracer_looks_total", "counter", "Looks at the kernel.", counts.looks as f64),
         ("gpu_tracer_rechecks_total", "counter", "Looks at files on their way out.", counts.rechecks as f64),
+        ("gpu_tracer_answers_total", "counter", "Answers to who holds what.", counts.answers as f64),
         (
             "gpu_tracer_last_look_seconds",
             "gauge",
             "How long the last look took.",
             status.last_look.took_us as f64 / 1e6,
         ),
+        ("gpu_tracer_journal_records_total", "counter", "Records committed.", journal.records as f64),
+        (
+            "gpu_tracer_journal_dropped_total",
+            "counter",
+            "Records not kept; each is in a gap.",
+            journal.dropped as f64,
+        ),
+        ("gpu_tracer_journal_bytes", "gauge", "Size of the journal.", journal.bytes as f64),
         ("process_resident_memory_bytes", "gauge", "Memory in use.", status.rss_kib as f64 * 1024.0),
         ("process_cpu_seconds_total", "counter", "Processor time used.", status.cpu_seconds),
     ] {

@@ -19,6 +19,7 @@ mod driver;
 mod feed;
 mod following;
 mod http;
+mod idle;
 mod inbox;
 mod lastly;
 mod log;
@@ -28,6 +29,8 @@ mod metrics;
 mod notify;
 mod pace;
 mod peer;
+mod recording;
+mod sampler;
 mod settings;
 mod signals;
 mod socket;
@@ -40,20 +43,32 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-pub use self::settings::{Flags, Plan, USUAL_SOCKET};
+pub(crate) use self::peer::Peer;
+pub use self::settings::{Flags, Plan, USUAL_SOCKET, USUAL_STATE_DIR};
 pub use self::status::Status;
 pub use self::watch::{Watching, watch};
 
 use self::core::Core;
 use self::describer::Describer;
+use self::idle::IdleMemory;
 use self::lastly::Lastly;
 use self::notify::Manager;
+use self::sampler::Sampler;
 use self::settings::Settings;
 use self::signals::Signals;
 use self::socket::Socket;
+use crate::diagnose::Roles;
 use crate::kernel::{self, Btf};
 use crate::probe::events::{self, Options};
 use crate::probe::{EventSource, Iterators, ProbeError};
+
+/// Who plays which role on this host, by the configuration that the daemon goes by.
+///
+/// # Errors
+/// The configuration cannot be used.
+pub fn configured_roles(config: Option<&Path>) -> anyhow::Result<Roles> {
+    Ok(config::read(config)?.roles())
+}
 
 /// Runs the daemon until it is asked to stop (SIGTERM, SIGINT). Must be called before other threads are started.
 ///
@@ -78,19 +93,24 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     drop(btf);
     let (outbox, inbox) = inbox::pair().context("cannot make an eventfd")?;
     let describer = Describer::start(outbox.clone()).context("cannot start a thread")?;
-    let group = settings.group;
+    let (group, idle) = (settings.group.clone(), IdleMemory::open(&settings.state_dir));
+    let every = settings.measure_memory.filter(|_| settings.retention.is_some());
+    let sampler = Sampler::start(every, outbox.clone()).context("cannot start a thread")?;
     let mut core = Core::new(settings, devices, source, iterators, describer, Some(lastly));
+    core.open_journal();
+    core.sampler = sampler;
     core.take_events()?;
     core.look(true)?;
     core.remember_being_alive();
     memory::give_back();
-    http::start(listener, metrics, outbox, group)?;
+    http::start(listener, metrics, outbox, group, idle)?;
     log::info(&format!("ready on {}; {}", core.settings.socket.display(), core.in_a_sentence()));
     manager.tell(&format!("READY=1\nSTATUS={}", core.in_a_sentence()));
 
     let ended = core.run(&inbox, Some(&signals), &manager);
     manager.tell("STOPPING=1");
     core.remember_being_alive();
+    core.close_journal();
     drop(socket);
     ended
 }

@@ -4,8 +4,8 @@
 //! else sees their own processes, how many others there are, and how much was withheld.
 
 use std::os::fd::{AsFd, AsRawFd};
-
-use rustix::net::sockopt::socket_peercred;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::model::report::{MissingReport, Report};
 
@@ -13,6 +13,64 @@ use crate::model::report::{MissingReport, Report};
 const MOST_GROUPS: usize = 65_536;
 /// No more of `/etc/group` is read.
 const GROUP_FILE_MAX: u64 = 4 << 20;
+
+/// The group whose members see everything, if there is one; shared, because it can be configured anew.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Group(Arc<AtomicU64>);
+
+impl Group {
+    /// 0 stands for none, so that the number of root's group is told from that.
+    fn word(number: Option<u32>) -> u64 {
+        number.map_or(0, |number| u64::from(number) + 1)
+    }
+
+    pub(super) fn new(number: Option<u32>) -> Self {
+        Self(Arc::new(AtomicU64::new(Self::word(number))))
+    }
+
+    /// From now on; who is connected already stays who they were.
+    pub(super) fn set(&self, number: Option<u32>) {
+        self.0.store(Self::word(number), Ordering::Relaxed);
+    }
+
+    pub(super) fn number(&self) -> Option<u32> {
+        u32::try_from(self.0.load(Ordering::Relaxed).checked_sub(1)?).ok()
+    }
+}
+
+/// Who is at the other end of a unix socket, as the kernel says.
+///
+/// Without the PID: one in another PID namespace has none here, and `rustix`'s `UCred` takes that 0 for an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// Effective user id.
+    pub(crate) uid: u32,
+    /// Effective group id.
+    pub(crate) gid: u32,
+}
+
+impl Peer {
+    /// Errors: it is no unix socket.
+    pub(crate) fn of(socket: impl AsFd) -> std::io::Result<Self> {
+        let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes, which is the size of `cred`, and any bytes make one.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut cred).cast(),
+                &raw mut length,
+            )
+        };
+        if result == 0 {
+            Ok(Self { uid: cred.uid, gid: cred.gid })
+        } else {
+            Err(std::io::Error::last_os_error())
+        }
+    }
+}
 
 /// What somebody may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,10 +92,9 @@ impl Viewer {
 
     /// Whoever is at the other end of `socket`; `group` is the one whose members see everything.
     pub(super) fn of(socket: impl AsFd, group: Option<u32>) -> std::io::Result<(Self, u32)> {
-        let peer = socket_peercred(&socket)?;
-        let uid = peer.uid.as_raw();
+        let Peer { uid, gid } = Peer::of(&socket)?;
         let member = group.is_some_and(|group| {
-            peer.gid.as_raw() == group || groups_of(&socket).is_ok_and(|groups| groups.contains(&group))
+            gid == group || groups_of(&socket).is_ok_and(|groups| groups.contains(&group))
         });
         Ok((if uid == 0 || member { Self::everything() } else { Self::user(uid) }, uid))
     }
@@ -177,6 +234,14 @@ mod tests {
             files: vec![file(1), file(2), file(3)],
             holders: vec![holder(10, 1000, 1), holder(20, 0, 2), holder(30, 1001, 3)],
         }
+    }
+
+    #[test]
+    fn the_other_end_of_a_pair_is_ourselves() {
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        assert_eq!(Peer::of(&ours).unwrap(), Peer { uid, gid });
+        assert!(Peer::of(std::fs::File::open("/dev/null").unwrap()).is_err());
     }
 
     #[test]

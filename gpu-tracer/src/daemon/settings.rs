@@ -2,16 +2,21 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 
 use super::config::{self, Config};
-use super::peer;
+use super::peer::{self, Group};
+use crate::diagnose::Roles;
+use crate::journal::Retention;
 use crate::kernel::ExtraDevice;
 
 /// Where the daemon usually listens.
 pub const USUAL_SOCKET: &str = "/run/gpu-tracer/gpu-tracer.sock";
-const USUAL_STATE_DIR: &str = "/var/lib/gpu-tracer";
+/// Where the daemon usually keeps what outlives it.
+pub const USUAL_STATE_DIR: &str = "/var/lib/gpu-tracer";
 const USUAL_PIN_DIR: &str = "/sys/fs/bpf/gpu-tracer";
 const USUAL_GROUP: &str = "gpu-tracer";
 
@@ -78,9 +83,14 @@ pub(super) struct Settings {
     pub(super) metrics_listen: Option<SocketAddr>,
     pub(super) plan: Plan,
     /// Group whose members see everything, if it exists here.
-    pub(super) group: Option<u32>,
+    pub(super) group: Group,
     pub(super) devices: Vec<ExtraDevice>,
     pub(super) ring_bytes: Option<u32>,
+    /// How much history is kept; `None`: none.
+    pub(super) retention: Option<Retention>,
+    /// Between measurements of memory; `None`: it is not measured.
+    pub(super) measure_memory: Option<Duration>,
+    pub(super) roles: Arc<Roles>,
 }
 
 impl Settings {
@@ -126,15 +136,21 @@ impl Settings {
             pin_dir: path(&flags.pin_dir, &config.pin_dir, USUAL_PIN_DIR),
             metrics_listen,
             plan,
-            group: peer::group_number(config.group.as_deref().unwrap_or(USUAL_GROUP)),
+            group: Group::new(peer::group_number(config.group.as_deref().unwrap_or(USUAL_GROUP))),
             devices,
             ring_bytes: config.ring_bytes,
+            retention: retention(&config),
+            measure_memory: config
+                .measure_memory_seconds
+                .filter(|seconds| *seconds > 0)
+                .map(|seconds| Duration::from_secs(seconds.into())),
+            roles: Arc::new(config.roles()),
             flags,
             config,
         })
     }
 
-    /// Reads the configuration again. What can change while the daemon runs does (the devices); the keys of what has
+    /// Reads the configuration again. What can change while the daemon runs does (devices, group, roles); the keys of what has
     /// changed and cannot are given back. Errors: it cannot be used, and nothing has changed.
     pub(super) fn reload(&mut self) -> anyhow::Result<Vec<&'static str>> {
         let new = Self::new(self.flags.clone())?;
@@ -149,12 +165,31 @@ impl Settings {
         differs("pin-dir", new.pin_dir != self.pin_dir);
         differs("metrics-listen", new.metrics_listen != self.metrics_listen);
         differs("plan", new.config.plan != self.config.plan);
-        differs("group", new.group != self.group);
         differs("ring-bytes", new.ring_bytes != self.ring_bytes);
+        differs("measure-memory-seconds", new.measure_memory != self.measure_memory);
+        differs("journal and its limits", new.retention != self.retention);
         self.devices = new.devices;
+        self.group.set(new.group.number());
+        self.roles = new.roles;
         self.config.devices = new.config.devices;
+        self.config.group = new.config.group;
+        self.config.role = new.config.role;
         Ok(left)
     }
+}
+
+/// How much history is to be kept.
+fn retention(config: &Config) -> Option<Retention> {
+    if config.journal == Some(false) {
+        return None;
+    }
+    let usual = Retention::default();
+    let bytes = |mib: Option<u64>, usual: u64| mib.map_or(usual, |mib| mib.saturating_mul(1 << 20));
+    Some(Retention {
+        age: config.journal_days.map_or(usual.age, |days| Duration::from_secs(u64::from(days) * 24 * 3600)),
+        size: bytes(config.journal_size_mib, usual.size),
+        free: bytes(config.journal_min_free_mib, usual.free),
+    })
 }
 
 /// µs of the clock that a service manager wants to hear (`CLOCK_MONOTONIC`).

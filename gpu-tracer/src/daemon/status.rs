@@ -7,7 +7,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::core::Core;
-use super::tell::{gap_cause, wall};
+use super::tell::wall;
+use crate::journal::Health;
 use crate::kernel::Answer;
 use crate::ledger::View;
 use crate::model::report::{Coverage, MissingReport};
@@ -49,6 +50,9 @@ pub struct Status {
     pub holders: BTreeMap<String, u64>,
     /// The last look.
     pub last_look: LastLook,
+    /// How the journal is doing.
+    #[serde(default)]
+    pub journal: Health,
 }
 
 /// One hook.
@@ -107,6 +111,9 @@ pub struct Counts {
     pub looks: u64,
     /// Times that files on their way out were looked at again.
     pub rechecks: u64,
+    /// Answers to who holds what.
+    #[serde(default)]
+    pub answers: u64,
 }
 
 /// The last look.
@@ -127,6 +134,7 @@ pub(super) struct Counters {
     pub(super) events: u64,
     pub(super) changes: u64,
     pub(super) rechecks: u64,
+    pub(super) answers: u64,
     pub(super) tracked: u64,
     looks: u64,
     took: Duration,
@@ -141,6 +149,7 @@ impl Counters {
             events: 0,
             changes: 0,
             rechecks: 0,
+            answers: 0,
             tracked: 0,
             looks: 0,
             took: none,
@@ -197,6 +206,7 @@ impl Core {
                 changes: self.counters.changes,
                 looks: self.counters.looks,
                 rechecks: self.counters.rechecks,
+                answers: self.counters.answers,
             },
             files: self.files_by_device(&view),
             holders: self.holders_by_device(&view),
@@ -205,6 +215,7 @@ impl Core {
                 took_us: us(self.counters.took),
                 longest_us: us(self.counters.longest),
             },
+            journal: self.journal_health(),
         }
     }
 
@@ -250,14 +261,11 @@ impl Core {
 
     fn gaps(&self) -> Vec<GapReport> {
         let gaps = self.ledger.gaps().entries().iter();
-        gaps.map(|gap| {
-            let (cause, events) = gap_cause(&gap.cause);
-            GapReport {
-                from: wall(&self.clock, gap.from_ns),
-                to: wall(&self.clock, gap.to_ns),
-                cause: cause.unwrap_or_default(),
-                events,
-            }
+        gaps.map(|gap| GapReport {
+            from: wall(&self.clock, gap.from_ns),
+            to: wall(&self.clock, gap.to_ns),
+            cause: gap.cause.word(),
+            events: gap.cause.events(),
         })
         .collect()
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::kernel::{Clock, Devices};
 use crate::ledger::Ledger;
 use crate::model::ProcessId;
-use crate::model::change::{Change, ChangeKind, CloseCause, GapCause, Killer, ReleasedHow};
+use crate::model::change::{Change, ChangeKind, Killer, ReleasedHow};
 use crate::model::event::{Exit, TaskId};
 use crate::model::happening::{Happening, Party};
 
@@ -44,7 +44,7 @@ impl Names<'_> {
     }
 
     fn fill(&self, line: &mut Happening, kind: &ChangeKind) {
-        line.what = word(kind).to_owned();
+        line.what = kind.word().to_owned();
         match kind {
             ChangeKind::Opened { opener, exact } => {
                 line.exact = *exact;
@@ -57,7 +57,7 @@ impl Names<'_> {
             ChangeKind::Inherited { from } => line.from = vec![self.party(*from)],
             ChangeKind::HandedOver { from } => line.from = self.parties(from.iter().copied()),
             ChangeKind::Closed { cause } => {
-                (line.exact, line.cause) = (false, Some(close_cause(*cause).to_owned()));
+                (line.exact, line.cause) = (false, Some(cause.word().to_owned()));
             }
             ChangeKind::Renamed { tid, old, new } => {
                 line.tid = line.process.as_ref().is_some_and(|process| process.pid != *tid).then_some(*tid);
@@ -87,14 +87,14 @@ impl Names<'_> {
             ChangeKind::Detached { by } => line.by = self.parties(by.iter().map(|task| task.process)),
             ChangeKind::Released { how, last_holder, after_kill_ns, after_exit_ns } => {
                 line.exact = matches!(how, ReleasedHow::Seen);
-                line.cause = Some(released_how(*how).to_owned());
+                line.cause = Some(how.word().to_owned());
                 line.process = line.process.take().or_else(|| last_holder.map(|last| self.party(last)));
                 line.after_kill_us = after_kill_ns.map(|ns| ns / 1000);
                 line.after_exit_us = after_exit_ns.map(|ns| ns / 1000);
             }
             ChangeKind::Gap(gap) => {
                 line.since = Some(wall(self.clock, gap.from_ns));
-                (line.cause, line.count) = gap_cause(&gap.cause);
+                (line.cause, line.count) = (Some(gap.cause.word()), gap.cause.events());
             }
             ChangeKind::Module { name, .. } => line.cause = Some(name.clone()),
             ChangeKind::Mapped
@@ -155,65 +155,5 @@ fn end(line: &mut Happening, exit: Exit) {
     line.exit_status = exit.status();
     if exit.dumped_core() {
         line.cause = Some("core-dump".to_owned());
-    }
-}
-
-fn word(kind: &ChangeKind) -> &'static str {
-    match kind {
-        ChangeKind::Opened { .. } => "opened",
-        ChangeKind::Opening { .. } => "opening",
-        ChangeKind::OpenFailed { .. } => "open-failed",
-        ChangeKind::Found => "found",
-        ChangeKind::Inherited { .. } => "inherited",
-        ChangeKind::HandedOver { .. } => "handed-over",
-        ChangeKind::Mapped => "mapped",
-        ChangeKind::Unmapped => "unmapped",
-        ChangeKind::DescriptorsClosed => "descriptors-closed",
-        ChangeKind::Queued => "queued",
-        ChangeKind::Registered => "registered",
-        ChangeKind::Pinned => "pinned",
-        ChangeKind::Closed { .. } => "closed",
-        ChangeKind::Renamed { .. } => "renamed",
-        ChangeKind::Execed { .. } => "execed",
-        ChangeKind::Reparented { .. } => "reparented",
-        ChangeKind::Signalled { .. } => "signalled",
-        ChangeKind::Killed { .. } => "killed",
-        ChangeKind::Exiting { .. } => "exiting",
-        ChangeKind::Exited => "exited",
-        ChangeKind::Detached { .. } => "detached",
-        ChangeKind::Unreferenced => "unreferenced",
-        ChangeKind::Releasing { .. } => "releasing",
-        ChangeKind::Deferred => "deferred",
-        ChangeKind::Released { .. } => "released",
-        ChangeKind::Gap(_) => "gap",
-        ChangeKind::Module { loaded: true, .. } => "module-loaded",
-        ChangeKind::Module { loaded: false, .. } => "module-unloaded",
-    }
-}
-
-const fn close_cause(cause: CloseCause) -> &'static str {
-    match cause {
-        CloseCause::Close => "close",
-        CloseCause::Exec => "exec",
-        CloseCause::Exit => "exit",
-    }
-}
-
-const fn released_how(how: ReleasedHow) -> &'static str {
-    match how {
-        ReleasedHow::Seen => "seen",
-        ReleasedHow::Checked => "checked",
-        ReleasedHow::Replaced => "replaced",
-        ReleasedHow::Absent => "absent",
-        ReleasedHow::NotSeen => "not-seen",
-    }
-}
-
-/// Why a record has a hole, in a word, and how many events that cost.
-pub(super) fn gap_cause(cause: &GapCause) -> (Option<String>, Option<u64>) {
-    match cause {
-        GapCause::Lost { cause, count } => (Some((*cause).to_owned()), Some(*count)),
-        GapCause::Module { name } => (Some(format!("module {name}")), None),
-        GapCause::NotRunning => (Some("not-running".to_owned()), None),
     }
 }

@@ -68,12 +68,27 @@ fn manager(finding: &Finding) -> Option<(String, String)> {
     Some((format!("Stop {unit}, which may start it again otherwise"), format!("systemctl stop {unit}")))
 }
 
-/// How to end those that can be ended.
+/// Waiting, as a command.
+pub(super) fn waiting(gpu: Option<u32>, text: &str) -> Advice {
+    let selector = gpu.map_or_else(|| "all".to_owned(), |gpu| gpu.to_string());
+    step(text, Some(format!("gpu-tracer wait {selector} --timeout 60s")))
+}
+
+/// How to end those that can be ended, and what to do about those that end by themselves.
 pub(super) fn killing(gpu: Option<u32>, findings: &[Finding]) -> Vec<Advice> {
-    let killable: Vec<&Finding> = findings.iter().filter(|finding| finding.killable).collect();
+    let (ending, killable): (Vec<&Finding>, Vec<&Finding>) =
+        findings.iter().filter(|finding| finding.killable).partition(|finding| finding.ending);
     let (infrastructure, others): (Vec<&Finding>, Vec<&Finding>) =
         killable.into_iter().partition(|finding| is_infrastructure(&finding.role));
     let mut advice = Vec::new();
+    if !ending.is_empty() {
+        let names: Vec<String> = ending.iter().map(|finding| who(finding)).collect();
+        let text = match names.len() {
+            1 => format!("Wait: {} is on its way out and needs no further signal.", few(&names)),
+            _ => format!("Wait: {} are on their way out and need no further signal.", few(&names)),
+        };
+        advice.push(waiting(gpu, &text));
+    }
     if !others.is_empty() {
         advice.extend(beyond(&others));
         let mut managers: Vec<(String, String)> =

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::going::{Going, going, waits};
-use super::input::{HalfGone, Input};
+use super::going::{ENDING, Going, going, waits};
+use super::input::{HalfGone, Input, Wait};
 use super::place::{in_gpu_driver, place};
 use super::role::is_infrastructure;
 use crate::model::diagnosis::{Fact, Finding};
@@ -51,14 +51,21 @@ pub(super) fn finding(input: &Input, gpu: Option<u32>, holder: &Holder, sharers:
         .find(|opener| (opener.pid, opener.start_ns) == (holder.pid, holder.start_ns))
         .map(|opener| opener.cmdline.clone())
         .filter(|cmdline| !cmdline.is_empty() && *cmdline != holder.cmdline);
+    let Going { killable, ending, because, place, waits } = going;
     let mut why = holder.why.clone();
+    if ending {
+        // What one look took for stuck has turned out to be on its way.
+        why.retain(|word| word != "stuck-in-kernel");
+    }
+    if why.is_empty() {
+        why.push("exiting".to_owned());
+    }
     if is_infrastructure(&holder.role) && !why.iter().any(|word| word == "infrastructure") {
         why.push("infrastructure".to_owned());
     }
     if holder.role == "mps-server" && !why.iter().any(|word| word == "indirect") {
         why.push("indirect".to_owned());
     }
-    let Going { killable, because, place, waits } = going;
     let mut finding = Finding {
         pid: holder.pid,
         tid: holder.tid,
@@ -82,7 +89,9 @@ pub(super) fn finding(input: &Input, gpu: Option<u32>, holder: &Holder, sharers:
         direct,
         other_gpus: others.into_iter().collect(),
         memory_mib: memory,
+        created_by: None,
         killable,
+        ending,
         killable_because: because,
         waits_in: place.map(|place| place.word().to_owned()),
         waits,
@@ -115,7 +124,7 @@ fn evidence(input: &Input, holder: &Holder, finding: &Finding, openers: &[&Opene
         facts.push(fact(format!("SIGKILL is pending for task {} (state {}).", holder.tid, holder.state)));
     }
     if let Some(wait) = input.waits.get(&holder.tid).filter(|wait| wait.unmoved && holder.state == "D") {
-        facts.push(fact(format!("Task {} did not run for {} ms.", holder.tid, wait.over_ms)));
+        facts.push(fact(format!("Task {} did not move for {} ms.", holder.tid, wait.over_ms)));
     }
     for file in input.report.files.iter().filter(|file| file.state == "releasing") {
         if let Some(task) = file.task.filter(|task| (task.pid, task.tid) == (holder.pid, holder.tid)) {
@@ -203,8 +212,18 @@ fn disguise(holder: &Holder, finding: &Finding) -> Option<Fact> {
 pub(super) fn half_gone(input: &Input, task: &HalfGone, why: Fact) -> Finding {
     let wait = input.waits.get(&task.tid);
     let place = place(task.wchan.as_deref(), &task.stack);
-    let releasing = in_gpu_driver(&task.stack);
-    let doing = if releasing { "releasing" } else { "stuck-in-kernel" };
+    let lasting = wait.is_some_and(Wait::is_lasting);
+    let mut words = vec!["exiting".to_owned()];
+    match (in_gpu_driver(&task.stack), lasting) {
+        (true, _) => words.push("releasing".to_owned()),
+        (false, true) => words.push("stuck-in-kernel".to_owned()),
+        (false, false) => {}
+    }
+    let because = if lasting {
+        "It is past the point where signals matter: another SIGKILL will not help."
+    } else {
+        ENDING
+    };
     let mut evidence = vec![
         why,
         fact(format!(
@@ -222,10 +241,10 @@ pub(super) fn half_gone(input: &Input, task: &HalfGone, why: Fact) -> Finding {
         start_ns: task.start_ns,
         comm: task.comm.clone(),
         role: "unknown".to_owned(),
-        why: vec!["exiting".to_owned(), doing.to_owned()],
-        killable: false,
-        killable_because: "It is past the point where signals matter: another SIGKILL will not help."
-            .to_owned(),
+        why: words,
+        killable: !lasting,
+        ending: !lasting,
+        killable_because: because.to_owned(),
         waits_in: Some(place.word().to_owned()),
         waits: Some(waits(task.tid, task.wchan.as_deref(), place, wait)),
         memory_mib: input

@@ -10,6 +10,8 @@ use crate::model::report::Holder;
 pub(super) struct Going {
     /// Does SIGKILL end it, or has it done so already?
     pub(super) killable: bool,
+    /// It has been killed or exits by itself: it will be gone without anything more being done.
+    pub(super) ending: bool,
     /// One sentence.
     pub(super) because: String,
     /// Where it waits, if that is what decides.
@@ -20,20 +22,30 @@ pub(super) struct Going {
 
 impl Going {
     fn killable(because: &str) -> Self {
-        Self { killable: true, because: because.to_owned(), place: None, waits: None }
+        Self { killable: true, ending: false, because: because.to_owned(), place: None, waits: None }
+    }
+
+    fn ending(because: &str) -> Self {
+        Self { ending: true, ..Self::killable(because) }
     }
 }
 
 const PENDING: &str =
     "SIGKILL is already pending: another one will not help. It goes when what it waits for ends.";
 
+/// Of a task that has been seen to be on its way, and not yet to stay there.
+pub(super) const ENDING: &str =
+    "It has been killed and is on its way out: nothing more is to be done than to wait.";
+
 /// What SIGKILL does to this holder.
+///
+/// Nothing is called stuck for one look: a task is in the driver, in D state, for some hundred ms of an ordinary exit.
 pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
     let said = |word: &str| holder.why.iter().any(|why| why == word);
     let killed = holder.sigkill_pending || holder.exiting;
     let uninterruptible = holder.state == "D";
     if wait.is_some_and(|wait| wait.gone) {
-        return Going::killable("It has ended while this was asked.");
+        return Going::ending("It has ended while this was asked.");
     }
     if holder.pid == 1 {
         let because = "It is PID 1: the system ends with it.".to_owned();
@@ -60,18 +72,19 @@ pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
             Going::killable("It writes a core dump: SIGKILL ends the dump and the process.")
         };
     }
-    let unmoved = wait.is_some_and(|wait| wait.unmoved);
+    let lasting = wait.is_some_and(Wait::is_lasting);
+    let unmoved = lasting && wait.is_some_and(|wait| wait.unmoved);
     let in_driver = place == Place::GpuDriver || in_gpu_driver(&holder.stack);
     match (killed, holder.state.as_str()) {
-        (true, "D") => stuck(holder, place, wait, PENDING),
-        (true, "R") if in_driver || (unmoved && holder.sigkill_pending) => stuck(
+        (true, "D") if lasting => stuck(holder, place, wait, PENDING),
+        (true, "R") if lasting && in_driver || unmoved && holder.sigkill_pending => stuck(
             holder,
             place,
             wait,
             "It runs in the kernel and does not look at the SIGKILL that is pending: another one will not help.",
         ),
-        (true, "S") if in_driver => stuck(holder, place, wait, PENDING),
-        (true, _) => Going::killable("It has been killed and is on its way out."),
+        (true, "S") if lasting && in_driver => stuck(holder, place, wait, PENDING),
+        (true, _) => Going::ending(ENDING),
         (false, "D") if unmoved && matches!(place, Place::FrozenFileSystem | Place::GpuDriver) => {
             stuck(holder, place, wait, "SIGKILL acts only when that wait ends.")
         }
@@ -106,6 +119,7 @@ fn frozen(holder: &Holder, uninterruptible: bool) -> Going {
 fn stuck(holder: &Holder, place: Place, wait: Option<&Wait>, because: &str) -> Going {
     Going {
         killable: false,
+        ending: false,
         because: because.to_owned(),
         place: Some(place),
         waits: Some(waits(holder.tid, holder.wchan.as_deref(), place, wait)),
@@ -140,6 +154,7 @@ impl Going {
         let shown = holder.state == "D" && place != Place::Kernel;
         Self {
             killable: false,
+            ending: false,
             because,
             place: shown.then_some(place),
             waits: (holder.state == "D").then(|| waits(holder.tid, holder.wchan.as_deref(), place, None)),
@@ -149,6 +164,9 @@ impl Going {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::input::{LASTING, RESTLESS};
     use super::*;
 
     fn holder(why: &[&str], state: &str) -> Holder {
@@ -161,6 +179,14 @@ mod tests {
         }
     }
 
+    fn after(over: Duration) -> Wait {
+        Wait {
+            over_ms: u64::try_from(over.as_millis()).expect("it is short"),
+            unmoved: true,
+            ..Wait::default()
+        }
+    }
+
     #[test]
     fn a_killed_task_in_d_state_does_not_go_and_it_is_said_where_it_waits() {
         let holder = Holder {
@@ -168,11 +194,35 @@ mod tests {
             wchan: Some("percpu_rwsem_wait".to_owned()),
             ..holder(&["stuck-in-kernel"], "D")
         };
-        let going = going(&holder, None);
+        let going = going(&holder, Some(&after(LASTING)));
         assert!(!going.killable);
         assert_eq!(going.place, Some(Place::FrozenFileSystem));
         let waits = going.waits.unwrap();
         assert!(waits.contains("waits in the file system, not in the GPU driver"), "{waits}");
+    }
+
+    #[test]
+    fn an_ordinary_exit_through_the_driver_is_not_called_stuck_while_it_lasts() {
+        for (state, exiting) in [("D", true), ("D", false), ("R", true), ("S", true)] {
+            let leaving = Holder {
+                exiting,
+                sigkill_pending: !exiting,
+                stack: vec!["os_acquire_semaphore [nvidia]".to_owned()],
+                ..holder(&["exiting"], state)
+            };
+            let is_stuck = |wait: Option<&Wait>| {
+                let going = going(&leaving, wait);
+                assert_ne!(going.killable, !going.ending, "{state}: one of both, {going:?}");
+                !going.killable
+            };
+            assert!(!is_stuck(None), "{state}: seen once");
+            assert!(!is_stuck(Some(&after(Duration::from_millis(160)))), "{state}");
+            assert!(is_stuck(Some(&after(LASTING))), "{state}");
+            let moving = |over| Wait { unmoved: false, ..after(over) };
+            assert!(!is_stuck(Some(&moving(LASTING))), "{state}: it moves");
+            assert!(is_stuck(Some(&moving(RESTLESS))), "{state}: it moves and does not arrive");
+            assert!(!is_stuck(Some(&Wait { gone: true, ..after(RESTLESS) })), "{state}");
+        }
     }
 
     #[test]
@@ -182,11 +232,11 @@ mod tests {
             stack: vec!["_kgspRpcRecvPoll [nvidia]".to_owned()],
             ..holder(&["stuck-in-kernel"], "R")
         };
-        assert!(!going(&in_driver, None).killable);
+        let moving = Wait { unmoved: false, ..after(RESTLESS) };
+        assert!(!going(&in_driver, Some(&moving)).killable);
         let elsewhere = Holder { stack: Vec::new(), ..in_driver };
-        assert!(going(&elsewhere, None).killable);
-        let unmoved = Wait { over_ms: 100, unmoved: true, ..Wait::default() };
-        assert!(!going(&elsewhere, Some(&unmoved)).killable);
+        assert!(going(&elsewhere, Some(&moving)).killable);
+        assert!(!going(&elsewhere, Some(&after(LASTING))).killable);
     }
 
     #[test]
@@ -198,11 +248,11 @@ mod tests {
     #[test]
     fn a_disk_wait_of_a_moment_is_no_reason_to_give_up() {
         let reading = Holder { wchan: Some("folio_wait_bit".to_owned()), ..holder(&["live"], "D") };
-        assert!(going(&reading, Some(&Wait { unmoved: true, over_ms: 100, ..Wait::default() })).killable);
+        assert!(going(&reading, Some(&after(RESTLESS))).killable);
         let frozen = Holder { wchan: Some("percpu_rwsem_wait".to_owned()), ..holder(&["live"], "D") };
         assert!(going(&frozen, None).killable, "seen once only");
-        let unmoved = Wait { unmoved: true, over_ms: 100, ..Wait::default() };
-        assert!(!going(&frozen, Some(&unmoved)).killable);
+        assert!(going(&frozen, Some(&after(Duration::from_millis(100)))).killable, "a call of an instant");
+        assert!(!going(&frozen, Some(&after(LASTING))).killable);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a diagnosis rests on.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
 use crate::gpu::NvmlStatus;
 use crate::model::RawText;
@@ -118,6 +119,11 @@ pub struct HalfGone {
     pub stack: Vec<String>,
 }
 
+/// So long without moving, and it is stuck: an ordinary exit inside the driver takes some hundred ms.
+pub const LASTING: Duration = Duration::from_secs(1);
+/// So long on the way out, and it is stuck although it moves: the driver may poll for something that never comes.
+pub const RESTLESS: Duration = Duration::from_secs(2);
+
 /// A task seen twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wait {
@@ -125,10 +131,19 @@ pub struct Wait {
     pub over_ms: u64,
     /// It has ended in between.
     pub gone: bool,
-    /// It has not run in between: the scheduler has not switched to it once.
+    /// It has not moved in between: it is in the same state and has not given up the processor once.
     pub unmoved: bool,
     /// The file that its system call is about, and where that is.
     pub obstacle: Option<Obstacle>,
+}
+
+impl Wait {
+    /// Has it been there for so long that more than an ordinary exit is going on?
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        let over = Duration::from_millis(self.over_ms);
+        !self.gone && (self.unmoved && over >= LASTING || over >= RESTLESS)
+    }
 }
 
 /// What a task waits for.

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use super::idle::MOST_IDLE_MIB;
 use super::input::{Claim, Input, Resolved};
 use super::role::is_infrastructure;
 use super::words::few;
@@ -15,14 +16,12 @@ use crate::model::report::{GpuReport, Holder};
 const BARE_MIB: u64 = 16;
 /// The most that contexts without allocations have been seen to take.
 pub(super) const INITIALISED_MIB: u64 = 128;
-/// More than an idle driver takes for itself on any GPU, where no baseline was recorded.
-const UNRECORDED_BASELINE_MIB: u64 = 1024;
 /// How far the driver's own use moves from one day to another.
 const SLACK_MIB: u64 = 64;
 
 /// Above this, used memory without a holder needs an explanation; MiB.
 pub(super) fn threshold(input: &Input, gpu: u32) -> u64 {
-    input.baselines.get(&gpu).map_or(UNRECORDED_BASELINE_MIB, |baseline| baseline.saturating_add(SLACK_MIB))
+    input.baselines.get(&gpu).map_or(MOST_IDLE_MIB, |baseline| baseline.saturating_add(SLACK_MIB))
 }
 
 /// Is so much used that somebody must hold it? `None` when NVML does not say how much is used.
@@ -36,11 +35,12 @@ pub(super) fn gpu_report(input: &Input, gpu: u32) -> Option<&GpuReport> {
 }
 
 /// What a little memory on a GPU without a holder is.
-pub(super) fn small_words(used: u64) -> String {
-    if used <= BARE_MIB {
-        format!("{used} MiB is what an idle GPU shows")
-    } else {
-        format!("{used} MiB with no holder is what the driver keeps for itself")
+pub(super) fn idle_words(used: u64, baseline: Option<u64>) -> String {
+    match baseline {
+        Some(idle) if used <= idle => format!("{used} MiB is what this GPU has shown when it was idle"),
+        Some(idle) => format!("{used} MiB is about what this GPU has shown when it was idle ({idle} MiB)"),
+        None if used <= BARE_MIB => format!("{used} MiB is what an idle GPU shows"),
+        None => format!("{used} MiB with no holder is what the driver keeps for itself"),
     }
 }
 
@@ -178,7 +178,7 @@ pub(super) fn story(input: &Input, gpu: u32, holders: &[&Holder]) -> MemoryStory
         story.push(format!("{left} MiB are put down to nobody: {whose}."));
     }
     if let Some(baseline) = baseline {
-        story.push(format!("When idle this GPU used {baseline} MiB."));
+        story.push(format!("{baseline} MiB is what this GPU showed when it was idle (recorded)."));
     }
     MemoryStory {
         used_mib: report.memory_used_mib,

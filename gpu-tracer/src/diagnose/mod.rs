@@ -1,6 +1,6 @@
 //! Verdicts and advice. Pure: what was seen goes in, words come out.
 //!
-//! [`role()`] and [`why()`] say of each holder what it is and why it still holds. [`diagnose`] takes the whole report, what
+//! [`Roles::role`] and [`why()`] say of each holder what it is and why it still holds. [`diagnose`] takes the whole report, what
 //! NVML claims, and a second look at what seems stuck, and says of each GPU whether it is free, who keeps it, whether they
 //! will go, and what to do. In order: which holders concern the GPU (its own device, or shared devices while there is memory
 //! to keep); whether SIGKILL ends them, and where in the kernel those wait that it does not; who keeps memory that NVML puts
@@ -10,7 +10,9 @@ mod advice;
 mod finding;
 mod going;
 mod headline;
+mod idle;
 pub mod input;
+mod lineage;
 mod memory;
 pub mod place;
 mod role;
@@ -21,8 +23,9 @@ mod words;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use idle::{MOST_IDLE_MIB, idle_gpus};
 pub use input::Input;
-pub use role::{Roles, is_infrastructure, role};
+pub use role::{NAMES as ROLES, RoleRule, Roles, is_infrastructure};
 pub use verdict::diagnose;
 pub use why::why;
 

@@ -43,6 +43,39 @@ impl Place {
         }
     }
 
+    /// A sentence in few words, for a headline.
+    #[must_use]
+    pub const fn brief(self) -> &'static str {
+        match self {
+            Self::GpuDriver => "It waits in the GPU driver.",
+            Self::FrozenFileSystem => "A file system is frozen.",
+            Self::Fuse => "A FUSE server is silent.",
+            Self::Nfs => "A file server is silent.",
+            Self::FileSystem => "It waits in a file system.",
+            Self::CoreDump => "It waits for a core dump.",
+            Self::Freezer => "Its cgroup is frozen.",
+            Self::Memory => "It waits for memory.",
+            Self::Kernel => "It waits in the kernel.",
+        }
+    }
+
+    /// The place of a [word](Self::word).
+    #[must_use]
+    pub fn of_word(word: &str) -> Option<Self> {
+        const ALL: [Place; 9] = [
+            Place::GpuDriver,
+            Place::FrozenFileSystem,
+            Place::Fuse,
+            Place::Nfs,
+            Place::FileSystem,
+            Place::CoreDump,
+            Place::Freezer,
+            Place::Memory,
+            Place::Kernel,
+        ];
+        ALL.into_iter().find(|place| place.word() == word)
+    }
+
     /// `waits in ...`, as part of a sentence.
     #[must_use]
     pub const fn words(self) -> &'static str {

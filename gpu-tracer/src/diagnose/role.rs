@@ -1,12 +1,41 @@
 //! What kind of holder it is.
 
-use super::Evidence;
 use crate::model::report::HeldDevice;
 
 /// Mappings of nvidiactl that `cuInit` alone makes.
 const INITIALISED_MAPS: u64 = 2;
 /// More descriptors of one device than NVML ever opens: left over by a fork of something that computed.
 const MONITOR_FDS: u64 = 8;
+
+/// Every role that there is.
+pub const NAMES: [&str; 9] = [
+    "infrastructure",
+    "display",
+    "monitor",
+    "container-hook",
+    "mps-control",
+    "mps-server",
+    "initialised",
+    "compute",
+    "unknown",
+];
+
+/// What a site says of a program of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoleRule {
+    /// One of [`NAMES`].
+    pub role: &'static str,
+    /// The path of the executable, or the name of its file.
+    pub exe: String,
+}
+
+impl RoleRule {
+    /// Is that executable meant? It may have been replaced while it ran.
+    fn is_about(&self, exe: &[u8]) -> bool {
+        let path = exe.strip_suffix(b" (deleted)").unwrap_or(exe);
+        self.exe.as_bytes() == if self.exe.contains('/') { path } else { file_name(path) }
+    }
+}
 
 /// Which executables play which role, by the name of their file.
 ///
@@ -21,6 +50,8 @@ pub struct Roles {
     pub monitors: Vec<String>,
     /// Programs that a container runtime starts to set GPUs up.
     pub container_hooks: Vec<String>,
+    /// What a site says, which comes before everything else.
+    pub rules: Vec<RoleRule>,
 }
 
 impl Default for Roles {
@@ -60,6 +91,7 @@ impl Default for Roles {
                 "nvidia-cdi-hook",
                 "nvidia-ctk",
             ]),
+            rules: Vec::new(),
         }
     }
 }
@@ -72,7 +104,11 @@ impl Roles {
     /// device, a context dozens.
     #[must_use]
     pub fn role(&self, exe: Option<&[u8]>, devices: &[HeldDevice]) -> &'static str {
-        let name = file_name(exe.unwrap_or_default());
+        let exe = exe.unwrap_or_default();
+        if let Some(rule) = self.rules.iter().find(|rule| rule.is_about(exe)) {
+            return rule.role;
+        }
+        let name = file_name(exe);
         let is_one_of = |known: &[String]| known.iter().any(|known| known.as_bytes() == name);
         match name {
             b"nvidia-cuda-mps-control" => return "mps-control",
@@ -99,13 +135,6 @@ impl Roles {
             () => "compute",
         }
     }
-}
-
-/// [`Roles::role`] by the default table.
-#[must_use]
-pub fn role(evidence: &Evidence<'_>) -> &'static str {
-    let exe = evidence.facts.and_then(|facts| facts.exe.as_ref()).map(|exe| &exe.0[..]);
-    Roles::default().role(exe, evidence.devices)
 }
 
 /// Does a role belong to those that keep devices open on purpose: infrastructure, display, monitors?
@@ -167,9 +196,21 @@ mod tests {
     }
 
     #[test]
-    fn the_table_can_be_extended() {
-        let mut roles = Roles::default();
-        roles.infrastructure.push("site-gpu-agent".to_owned());
-        assert_eq!(roles.role(Some(b"/opt/site-gpu-agent"), &[held("nvidia0", 1, 0)]), "infrastructure");
+    fn what_a_site_says_of_a_path_or_a_name_comes_before_everything_else() {
+        let rule = |role, exe: &str| RoleRule { role, exe: exe.to_owned() };
+        let rules = vec![
+            rule("infrastructure", "site-agent"),
+            rule("monitor", "/opt/a/watch"),
+            rule("compute", "nvtop"),
+        ];
+        let roles = Roles { rules, ..Roles::default() };
+        let devices = [held("nvidia0", 1, 9), held("nvidiactl", 1, 9)];
+        let role = |exe: &str| roles.role(Some(exe.as_bytes()), &devices);
+        assert_eq!(role("/opt/site-agent"), "infrastructure");
+        assert_eq!(role("/opt/site-agent (deleted)"), "infrastructure");
+        assert_eq!(role("/opt/a/watch"), "monitor");
+        assert_eq!(role("/opt/b/watch"), "compute", "another program of that name");
+        assert_eq!(role("/usr/bin/nvtop"), "compute");
+        assert_eq!(roles.role(None, &devices), "compute");
     }
 }

@@ -2,10 +2,13 @@
 
 use std::collections::{BTreeSet, HashSet};
 
+use jiff::Timestamp;
+
 use super::advice;
 use super::finding::{Sharers, fact, finding, half_gone, inferred, sharers};
-use super::headline;
-use super::input::{HalfGone, Input, Resolved};
+use super::headline::{self, Headline};
+use super::input::{HalfGone, Input, LASTING, Resolved};
+use super::lineage;
 use super::memory;
 use super::place::in_gpu_driver;
 use super::role::is_infrastructure;
@@ -159,6 +162,7 @@ impl<'a> Judge<'a> {
                 continue;
             }
             let alone = kept.by.len() == 1;
+            let dead = matches!(claim.resolved, Resolved::Dead | Resolved::Zombie { .. });
             for finding in self.findings.iter_mut().filter(|finding| kept.by.contains(&finding.pid)) {
                 let much = claim.mib.map_or_else(|| "memory".to_owned(), |mib| format!("{mib} MiB"));
                 if alone && finding.memory_mib.is_none() {
@@ -169,7 +173,12 @@ impl<'a> Judge<'a> {
                     claim.pid
                 );
                 finding.evidence.push(if kept.recorded { fact(text) } else { inferred(text) });
-                if alone && matches!(claim.resolved, Resolved::Dead) && finding.role == "monitor" {
+                if dead {
+                    finding.created_by = finding.created_by.or(Some(claim.pid));
+                    let holder = self.holders.iter().find(|holder| holder.pid == finding.pid);
+                    lineage::explain(finding, holder, claim.pid);
+                }
+                if alone && dead && finding.role == "monitor" {
                     "compute".clone_into(&mut finding.role);
                 }
             }
@@ -224,18 +233,26 @@ impl<'a> Judge<'a> {
     }
 
     /// Files that nobody refers to any more and that the driver has not let go of.
-    pub(super) fn leaving(&self) -> usize {
-        self.orphans.iter().filter(|file| is_leaving(file)).count()
+    pub(super) fn releasing(&self) -> Releasing {
+        let mut releasing = Releasing::default();
+        for file in self.orphans.iter().filter(|file| is_leaving(file)) {
+            if is_fresh(file, &self.input.report.taken_at) {
+                releasing.fresh += 1;
+            } else {
+                releasing.lasting += 1;
+            }
+        }
+        releasing
     }
 
     fn decide(&self) -> Verdict {
         let noteworthy = self.gpu.and_then(|gpu| memory::is_noteworthy(self.input, gpu));
         let hung = matches!(self.input.nvml, NvmlStatus::Hung { .. });
         match () {
-            () if self.findings.iter().any(|finding| !finding.killable) || self.leaving() > 0 => {
+            () if self.findings.iter().any(|finding| !finding.killable) || self.releasing().lasting > 0 => {
                 Verdict::Stuck
             }
-            () if !self.findings.is_empty() => Verdict::Held,
+            () if !self.findings.is_empty() || self.releasing().fresh > 0 => Verdict::Held,
             () if !self.orphans.is_empty() || !self.doubts.is_empty() => Verdict::Unknown,
             () if noteworthy == Some(true) => Verdict::NoHandle,
             () if hung && noteworthy.is_none() => Verdict::Unknown,
@@ -258,6 +275,8 @@ impl<'a> Judge<'a> {
             None => (MemoryStory::default(), Vec::new()),
         };
         let mut innocents: Vec<Innocent> = innocents;
+        let idle_contexts = verdict == Verdict::Held && headline::are_idle_contexts(&self);
+        let Headline { line, details } = headline::headline(&self, verdict);
         innocents.extend(self.findings.iter().filter_map(harmless));
         GpuVerdict {
             gpu: self.gpu,
@@ -265,7 +284,9 @@ impl<'a> Judge<'a> {
             bus_id: report.and_then(|gpu| gpu.bus_id.clone()),
             name: report.and_then(|gpu| gpu.name.clone()),
             verdict,
-            headline: headline::headline(&self, verdict),
+            headline: line,
+            details,
+            idle_contexts,
             innocents,
             memory,
             advice: self.advice(verdict),
@@ -279,11 +300,10 @@ impl<'a> Judge<'a> {
         for finding in self.findings.iter().filter(|finding| !finding.killable).take(8) {
             steps.extend(advice::unblocking(self.input, self.gpu, finding));
         }
-        if self.leaving() > 0 {
-            let selector = self.gpu.map_or("all".to_owned(), |gpu| gpu.to_string());
-            steps.push(advice::step(
+        if self.releasing() != Releasing::default() {
+            steps.push(advice::waiting(
+                self.gpu,
                 "Wait: the driver is releasing it. There is nobody to kill.",
-                Some(format!("gpu-tracer wait {selector}")),
             ));
         }
         steps.extend(advice::killing(self.gpu, &self.findings));
@@ -297,11 +317,10 @@ impl<'a> Judge<'a> {
             Verdict::Unknown => {
                 for task in self.input.half_gone.iter().take(3) {
                     let doubt = inferred("It may still hold this GPU.");
-                    steps.extend(advice::unblocking(
-                        self.input,
-                        self.gpu,
-                        &half_gone(self.input, task, doubt),
-                    ));
+                    let steps_for_it =
+                        advice::unblocking(self.input, self.gpu, &half_gone(self.input, task, doubt));
+                    // Nothing is reset for what may only be so.
+                    steps.extend(steps_for_it.into_iter().take(1));
                 }
                 steps.push(advice::step(
                     "Ask again as root on the host. What works here, and what is missing:",
@@ -331,6 +350,22 @@ fn harmless(finding: &Finding) -> Option<Innocent> {
         _ => return None,
     };
     Some(Innocent { pid: finding.pid, what: what.to_owned(), text })
+}
+
+/// How many files are on their way out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Releasing {
+    /// For a moment only: as it is when a process ends.
+    pub(super) fresh: usize,
+    /// For longer than that, or for an unknown time.
+    pub(super) lasting: usize,
+}
+
+/// Is it in its state for a moment only?
+fn is_fresh(file: &FileReport, now: &str) -> bool {
+    let moments = file.since.as_deref().map(|since| (since.parse::<Timestamp>(), now.parse::<Timestamp>()));
+    let Some((Ok(since), Ok(now))) = moments else { return false };
+    now.duration_since(since).unsigned_abs() < LASTING
 }
 
 /// Has nobody any more, and is not released?

@@ -60,12 +60,12 @@ fn came_by(evidence: &Evidence<'_>, way: impl Fn(&Origin) -> bool) -> bool {
     holder.is_some_and(|holder| holder.held.iter().any(|held| way(&held.origin)))
 }
 
-/// SIGKILL has been sent and it neither sleeps nor stops in a way that lets it act on it.
+/// SIGKILL has been sent and it neither sleeps nor stops in a way that lets it act on it. One that exits has acted on it.
 ///
 /// A frozen task, or one that writes a core dump, has a reason of its own.
 fn is_stuck(carrier: &Task) -> bool {
-    let killed = carrier.sigkill_pending || carrier.exiting;
-    killed
+    carrier.sigkill_pending
+        && !carrier.exiting
         && !carrier.frozen
         && !carrier.dumping_core
         && matches!(carrier.state, TaskState::Uninterruptible | TaskState::Running)
@@ -82,8 +82,10 @@ fn inherits(evidence: &Evidence<'_>) -> bool {
     let Some(mine) = evidence.view.holders.iter().find(|holder| holder.carrier.tid == carrier.tid) else {
         return false;
     };
+    // Only by fork does anybody come into a session that another has begun.
+    let session = evidence.facts.map_or(0, |facts| facts.session);
     evidence.view.holders.iter().any(|other| {
-        other.process.tgid == carrier.ppid
+        [carrier.ppid, session].contains(&other.process.tgid)
             && other.process.tgid != carrier.tgid
             && other.process.start_ns <= mine.process.start_ns
             && mine.held.iter().any(|file| {

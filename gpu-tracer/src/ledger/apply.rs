@@ -54,9 +54,12 @@ impl Ledger {
             EventKind::FileChecked { file, count, still_same } => {
                 self.checked(at_ns, *file, count.filter(|_| *still_same), &mut changes);
             }
-            EventKind::Exiting { task, group_dead, exit, table, held } => {
+            EventKind::Exiting { task, group_dead, exit, table, held, may_wait } => {
                 self.exiting(at_ns, *task, *group_dead, *exit, &mut changes);
-                self.held_at_exit(&AtExit { at_ns, task: *task, table: *table, held }, &mut changes);
+                self.held_at_exit(
+                    &AtExit { at_ns, task: *task, table: *table, held, may_wait },
+                    &mut changes,
+                );
             }
             EventKind::Lost { count, cause } => {
                 let from_ns = self.looked.map_or(at_ns, |looked| looked.taken_ns.min(at_ns));

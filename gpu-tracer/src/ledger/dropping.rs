@@ -8,17 +8,31 @@ use super::Ledger;
 use super::files::{Dropper, FileRecord, FileState};
 use super::hash::Map;
 use super::resolve::Ways;
+use super::view::HeldFile;
 use super::world::World;
 use crate::model::ProcessId;
-use crate::model::event::TaskId;
+use crate::model::event::{MayWait, TaskId};
 
 /// What exiting processes had in fd tables that nobody uses any more: (process, references) by file.
 pub(super) type Dying = Map<u64, Vec<(ProcessId, u64)>>;
 
 impl Ledger {
-    /// Does any process have tables that were seen at its exit?
-    pub(super) fn any_dying(&self) -> bool {
-        self.processes.iter().any(|(_, record)| !record.dying.is_empty())
+    /// Descriptors one of which keeps a process, in its exit, from releasing these files: a table is closed from the lowest
+    /// descriptor to the highest, so it lies between the last device file that is released and the first that is not.
+    pub(super) fn closing(&self, process: ProcessId, held: &[HeldFile]) -> Vec<MayWait> {
+        let Some(record) = self.processes.get(process) else { return Vec::new() };
+        let is_left = |id: u64| {
+            let at = held.binary_search_by_key(&id, |file| file.id);
+            at.is_ok_and(|at| held[at].dropping > 0)
+        };
+        let mut closing = Vec::new();
+        for table in record.dying.iter().filter(|table| !table.may_wait.is_empty()) {
+            let Some((next, _)) = table.devices.iter().find(|(_, id)| is_left(*id)) else { continue };
+            let released = table.devices.iter().take_while(|(fd, _)| fd < next).map(|(fd, _)| *fd).last();
+            let between = |wait: &&MayWait| wait.fd < *next && released.is_none_or(|fd| wait.fd > fd);
+            closing.extend(table.may_wait.iter().filter(between));
+        }
+        closing
     }
 
     /// What exiting processes had in tables that are gone. Forgets the tables of processes that are gone themselves.

@@ -8,9 +8,9 @@ use super::lineage::DyingTable;
 use super::openers::{Fresh, Sameness, Scope, slot_of};
 use super::release::of_file;
 use super::resolve::Ways;
-use super::touches::Window;
+use super::touches::{Asked, Window};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
-use crate::model::event::{HeldAtExit, Slot, TaskId};
+use crate::model::event::{HeldAtExit, MayWait, Slot, TaskId};
 use crate::model::{FileKey, ProcessId, TableKey, Via};
 
 /// A task begins to exit.
@@ -19,6 +19,8 @@ pub(super) struct AtExit<'a> {
     pub(super) task: TaskId,
     pub(super) table: Option<TableKey>,
     pub(super) held: &'a [HeldAtExit],
+    /// What else it has that it may have to wait for.
+    pub(super) may_wait: &'a [MayWait],
 }
 
 /// One file in its table.
@@ -41,20 +43,25 @@ impl Ledger {
             until_ns: at_ns,
             sure: self.looked.is_some_and(|looked| looked.complete) && !self.gaps.is_open(),
         };
-        let reserved = self.reserved_by(process, at_ns);
+        let asked = self.touches.asked(Some(process), at_ns);
         let (mut files, mut fresh, mut undecided) = (Vec::new(), Vec::new(), Vec::new());
+        let mut devices = Vec::new();
         for file in by_file(exit.held) {
             let next_id = self.files.next_id();
             let known = self.files.id_of(file.seen.file).and_then(|id| self.files.get(id));
             let known = known.map(|known| known.differs(file.seen.device, file.seen.identity));
-            let Some(id) = self.file_at_exit(exit, &file, &reserved, &mut undecided, changes) else {
+            let Some(id) = self.file_at_exit(exit, &file, &asked, &mut undecided, changes) else {
                 continue;
             };
-            if id == next_id {
+            let due = self.files.get_mut(id).and_then(|known| known.opener_due.take());
+            if id == next_id || due.is_some() {
                 // What was let go of because something new seemed to be there may be what is there.
-                let certain = known.is_none_or(|differs| differs);
+                let certain = due.unwrap_or(known.is_none_or(|differs| differs));
                 let slots = exit.table.iter().flat_map(|table| slots(*table, &file.fds)).collect();
                 fresh.push(Fresh { id, device: file.seen.device, slots, referrers: vec![process], certain });
+            }
+            if !exit.may_wait.is_empty() {
+                devices.extend(file.fds.iter().map(|fd| (*fd, id)));
             }
             files.push((id, file.fds.len() as u64));
         }
@@ -67,16 +74,18 @@ impl Ledger {
         self.doubt_openings(&undecided, at_ns);
         fresh.iter().for_each(|file| self.say_whence(at_ns, process, file.id, changes));
         if !files.is_empty() {
+            devices.sort_unstable();
             let record = self.processes.meet(process, at_ns);
             record.holding = true;
-            record.remember_table(DyingTable { table: exit.table, tid: exit.task.tid, at_ns, files });
+            record.remember_table(DyingTable {
+                table: exit.table,
+                tid: exit.task.tid,
+                at_ns,
+                files,
+                may_wait: exit.may_wait.to_vec(),
+                devices,
+            });
         }
-    }
-
-    /// When a process last reserved each slot, up to this moment.
-    fn reserved_by(&self, process: ProcessId, until_ns: u64) -> Map<Slot, u64> {
-        let touches = self.touches.of(process).filter(|touch| touch.at_ns <= until_ns);
-        touches.filter_map(|touch| Some((touch.slot?, touch.at_ns))).collect()
     }
 
     /// The id of a file in the table of an exiting task; it may be one that nobody had seen yet.
@@ -84,7 +93,7 @@ impl Ledger {
         &mut self,
         exit: &AtExit<'_>,
         file: &InTable,
-        reserved: &Map<Slot, u64>,
+        asked: &Asked,
         undecided: &mut Vec<(u64, u64)>,
         changes: &mut Vec<Change>,
     ) -> Option<u64> {
@@ -97,7 +106,7 @@ impl Ledger {
                 return None;
             }
             let sameness =
-                if differs { Sameness::Another } else { self.same_at_exit(record, exit, file, reserved) };
+                if differs { Sameness::Another } else { self.same_at_exit(record, exit, file, asked) };
             match sameness {
                 Sameness::Same => {}
                 Sameness::Undecided => undecided.push((id, record.seen_ns.unwrap_or(0))),
@@ -132,14 +141,16 @@ impl Ledger {
         record: &FileRecord,
         exit: &AtExit<'_>,
         file: &InTable,
-        reserved: &Map<Slot, u64>,
+        asked: &Asked,
     ) -> Sameness {
-        let Some(table) = exit.table.filter(|_| record.seen_ns.is_some_and(|seen_ns| seen_ns < exit.at_ns))
+        let fresh = record.opener_due.is_some();
+        let Some(table) =
+            exit.table.filter(|_| !fresh && record.seen_ns.is_some_and(|seen_ns| seen_ns < exit.at_ns))
         else {
             return Sameness::Same;
         };
         let vias: Vec<Via> = file.fds.iter().map(|fd| Via::Fd { table, fd: *fd }).collect();
-        if !vias.iter().filter_map(slot_of).any(|slot| reserved.contains_key(&slot)) {
+        if !vias.iter().filter_map(slot_of).any(|slot| asked.reserved.contains_key(&slot)) {
             return Sameness::Same;
         }
         let elsewhere = |via: &Via| slot_of(via).is_none_or(|slot| slot.table != table);
@@ -147,7 +158,7 @@ impl Ledger {
         let referrers = [exit.task.process];
         let window = Window { since_ns: 0, early_ns: 0, until_ns: exit.at_ns, sure: false };
         let scope = Scope { window, family: None, in_use: &|_| true };
-        self.sameness(record, vias.iter(), &referrers, (reserved, elsewhere), scope)
+        self.sameness(record, vias.iter(), &referrers, (asked, elsewhere), scope)
     }
 
     /// A file first heard of when `process` exits, which it did not open: how it came to it.

@@ -146,6 +146,9 @@ pub(super) struct FileRecord {
     pub(super) unexplained_since_ns: Option<u64>,
     /// Apart: most passes over all files have no use for it.
     pub(super) opened: Option<Box<OpenRecord>>,
+    /// Its slot was opened while the first look at it went on: only the next can tell by whom it was. And is it certain then
+    /// that it is not the file that was at its address before?
+    pub(super) opener_due: Option<bool>,
     /// From when on the address is known to mean this file: an event about the address from before is not about it.
     pub(super) born_ns: u64,
     /// Beginning of the last snapshot that had it.
@@ -180,6 +183,7 @@ impl FileRecord {
             dropping: 0,
             unexplained_since_ns: None,
             opened: None,
+            opener_due: None,
             born_ns,
             seen_ns: None,
             references: Vec::new(),
@@ -278,7 +282,7 @@ impl Files {
 
     /// After a crowd of files has gone: gives back what only so many need. Says whether there was anything.
     pub(super) fn shrink(&mut self) -> bool {
-        let spacious = self.records.capacity() > (4 * self.records.len()).max(SPACE_KEPT);
+        let spacious = self.records.capacity() > 4 * self.records.len().max(SPACE_KEPT);
         if spacious {
             self.records.shrink_to(SPACE_KEPT);
             self.by_key.shrink_to(SPACE_KEPT);

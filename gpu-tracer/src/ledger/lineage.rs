@@ -6,7 +6,7 @@
 use super::bounded::Bounded;
 use super::hash::{Map, Set};
 use crate::model::change::{Killer, SharedDescription};
-use crate::model::event::Exit;
+use crate::model::event::{Exit, MayWait};
 use crate::model::{ProcessId, RawText, TableKey};
 
 /// Names remembered per process.
@@ -111,6 +111,10 @@ pub(super) struct DyingTable {
     pub(super) at_ns: u64,
     /// (file id, descriptors).
     pub(super) files: Vec<(u64, u64)>,
+    /// Descriptors whose close may wait, ascending.
+    pub(super) may_wait: Vec<MayWait>,
+    /// (descriptor, file id) of the device files, ascending; only where any close may wait.
+    pub(super) devices: Vec<(u32, u64)>,
 }
 
 #[derive(Clone, Debug, Default)]

@@ -16,7 +16,7 @@
 use super::Ledger;
 use super::files::FileRecord;
 use super::hash::Map;
-use super::touches::{Touch, Window};
+use super::touches::{Asked, Touch, Window};
 use crate::model::change::Change;
 use crate::model::event::Slot;
 use crate::model::{DeviceNumber, ProcessId, TableKey, Via};
@@ -73,6 +73,16 @@ impl Ledger {
         }
         let (mut claims, mut left) = (Vec::new(), Vec::new());
         for file in fresh {
+            // What was opened while the look went on may be in it or not.
+            let during =
+                |slot: &Slot| self.touches.last_at(*slot).is_some_and(|(_, at_ns)| at_ns > window.until_ns);
+            let due = file.slots.iter().any(during).then_some(file.certain);
+            if let Some(record) = self.files.get_mut(file.id) {
+                record.opener_due = due;
+            }
+            if due.is_some() {
+                continue;
+            }
             match self.claim(file.device, &file.slots, &file.referrers, scope) {
                 Claim::One(touch) => claims.push((touch, file)),
                 Claim::Several => {}
@@ -107,7 +117,8 @@ impl Ledger {
         if left.is_empty() {
             return;
         }
-        let spare = self.touches.spare(window, family);
+        // A look takes its time: what is in no slot that was opened may have been opened and moved while it went on.
+        let spare = self.touches.spare(Window { until_ns: u64::MAX, ..window }, family);
         let mut by_opener: Map<(ProcessId, DeviceNumber), Vec<(Option<u32>, &Fresh)>> = Map::default();
         for file in left {
             let touchers = spare.get(&file.device);
@@ -127,7 +138,7 @@ impl Ledger {
             let touched: Vec<u64> = self
                 .touches
                 .of(process)
-                .filter(|touch| touch.device == device && touch.at_ns <= window.until_ns)
+                .filter(|touch| touch.device == device)
                 .map(|touch| touch.at_ns)
                 .collect();
             let alone =
@@ -184,12 +195,10 @@ impl Ledger {
         let by_slot = slots.iter().filter_map(|slot| {
             let at = |touch: &&Touch| touch.slot == Some(*slot);
             let touches = || referrers.iter().flat_map(|process| self.touches.of(*process)).filter(at);
-            // What was asked for while the look went on may be in it or not.
-            let during = || touches().filter(|touch| touch.device == device).min_by_key(|touch| touch.at_ns);
             let (by, at_ns) = self.touches.last_at(*slot)?;
             if at_ns > window.until_ns {
                 let before = touches().filter(|touch| touch.at_ns <= window.until_ns);
-                return before.max_by_key(|touch| touch.at_ns).or_else(during);
+                return before.max_by_key(|touch| touch.at_ns);
             }
             // It may be somebody else who shares the table.
             let last = self.touches.of(by).find(|touch| touch.at_ns == at_ns && at(touch));
@@ -211,12 +220,10 @@ impl Ledger {
             },
         );
         let of_device = |touch: &&Touch| touch.device == device;
-        let judged = [
-            judge(by_slot.filter(of_device).collect(), window),
-            judge(moved.filter(of_device).collect(), window),
-            judge(inherited.filter(of_device).collect(), window),
-        ];
-        judged.into_iter().find(|claim| *claim != Claim::None).unwrap_or(Claim::None)
+        judge(by_slot.filter(of_device).collect(), window)
+            .or_else(|| judge(moved.filter(of_device).collect(), window))
+            .or_else(|| judge(inherited.filter(of_device).collect(), window))
+            .unwrap_or(Claim::None)
     }
 
     /// May this touch have been in the very table that these processes use? An address of a table is reused, too.
@@ -229,39 +236,34 @@ impl Ledger {
         unseen || referrers.contains(&by)
     }
 
-    /// Compares what is at a file's address now with what was there when it was last seen. `reserved`: slots by when an
-    /// open last had them empty. `elsewhere`: there may be references that are not among these.
+    /// Compares what is at a file's address now with what was there when it was last seen. `elsewhere`: there may be
+    /// references that are not among these.
     pub(super) fn sameness<'a>(
         &self,
         file: &FileRecord,
         vias: impl Iterator<Item = &'a Via> + Clone,
         referrers: &[ProcessId],
-        (reserved, elsewhere): (&Map<Slot, u64>, bool),
+        (asked, elsewhere): (&Asked, bool),
         scope: Scope<'_>,
     ) -> Sameness {
         let Some(seen_ns) = file.seen_ns else { return Sameness::Same };
-        let window = Window { since_ns: seen_ns, ..scope.window };
-        let touched_without_slot = || {
-            let mut touches = referrers.iter().flat_map(|process| self.touches.of(*process));
-            touches.any(|touch| touch.device == file.device && touch.slot.is_none() && window.has(touch))
-        };
-        let stayed = |via: &Via| {
-            let emptied_ns = slot_of(via).and_then(|slot| reserved.get(&slot));
-            emptied_ns.is_none_or(|at_ns| *at_ns <= seen_ns) && file.references.binary_search(via).is_ok()
-        };
+        let after = |at_ns: Option<&u64>| at_ns.is_some_and(|at_ns| *at_ns > seen_ns);
+        let touched_without_slot =
+            referrers.iter().any(|process| after(asked.without_slot.get(&(*process, file.device))));
+        let refilled = |via: &Via| slot_of(via).is_some_and(|slot| after(asked.reserved.get(&slot)));
+        let stayed = |via: &Via| !refilled(via) && file.references.binary_search(via).is_ok();
         if vias.clone().any(stayed) {
-            let mut slots = vias.filter_map(slot_of);
-            let refilled = slots.any(|slot| reserved.get(&slot).is_some_and(|at_ns| *at_ns > seen_ns));
-            return if refilled || touched_without_slot() { Sameness::Undecided } else { Sameness::Same };
+            let doubtful = touched_without_slot || vias.clone().any(refilled);
+            return if doubtful { Sameness::Undecided } else { Sameness::Same };
         }
+        let window = Window { since_ns: seen_ns, ..scope.window };
         let slots: Vec<Slot> = vias.filter_map(slot_of).collect();
-        match self.claim(file.device, &slots, referrers, Scope { window, ..scope }) {
-            Claim::One(touch) if touch.at_ns > seen_ns && !elsewhere => Sameness::Another,
-            Claim::None if touched_without_slot() && self.only_strangers(file, referrers, window) => {
-                Sameness::Another
-            }
-            _ => Sameness::Undecided,
-        }
+        let another = match self.claim(file.device, &slots, referrers, Scope { window, ..scope }) {
+            Claim::One(touch) => touch.at_ns > seen_ns,
+            Claim::None => touched_without_slot && self.only_strangers(file, referrers, window),
+            Claim::Several => false,
+        };
+        if another && !elsewhere { Sameness::Another } else { Sameness::Undecided }
     }
 
     /// Is one of those who refer to a file new to it, and has touched the device since?
@@ -295,13 +297,13 @@ impl Ledger {
 }
 
 /// What is younger than the last look counts for more; an open that takes its time in the driver is older.
-fn judge(mut touches: Vec<&Touch>, window: Window) -> Claim {
+fn judge(mut touches: Vec<&Touch>, window: Window) -> Option<Claim> {
     if touches.iter().any(|touch| touch.at_ns > window.since_ns) {
         touches.retain(|touch| touch.at_ns > window.since_ns);
     }
-    let Some(first) = touches.iter().min_by_key(|touch| touch.at_ns) else { return Claim::None };
+    let first = touches.iter().min_by_key(|touch| touch.at_ns)?;
     let one = touches.iter().all(|touch| touch.task.process == first.task.process);
-    if one { Claim::One((*first).clone()) } else { Claim::Several }
+    Some(if one { Claim::One((*first).clone()) } else { Claim::Several })
 }
 
 /// The slot of a reference, if it is a descriptor.

@@ -2,13 +2,13 @@
 
 use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
-use super::hash::{Map, Set};
+use super::hash::Set;
 use super::holding::{Scene, take_holders};
 use super::openers::{Fresh, Sameness, Scope, slot_of};
 use super::release::of_file;
 use super::resolve::{Resolved, ResolvedFile, ResolvedHolder, Ways, resolve};
 use super::tidy::entries;
-use super::touches::Window;
+use super::touches::{Asked, Window};
 use super::world::World;
 use super::{Ledger, Looked};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
@@ -77,11 +77,7 @@ impl Ledger {
         }
         let resolved = resolve(snapshot);
         drift.dangling = resolved.dangling;
-        let world = World::new(
-            snapshot,
-            &self.tgids(&resolved.holders),
-            self.any_dying() || !self.touches.is_empty(),
-        );
+        let world = World::new(snapshot, &self.tgids(&resolved.holders));
         let scene = Scene { taken_ns: snapshot.taken_ns, complete, before: self.looked, world: &world };
         let holding = Holding::new(&resolved);
         self.meet_holders(&resolved.holders, &scene, &mut drift.changes);
@@ -120,10 +116,10 @@ impl Ledger {
         drift: &mut Drift,
     ) -> Vec<u64> {
         let mut ids = vec![0; resolved.files.len()];
-        let (mut new, mut undecided) = (Vec::new(), Vec::new());
+        let (mut new, mut due, mut undecided) = (Vec::new(), Vec::new(), Vec::new());
         // Taken for another than the file remembered, and not for sure.
         let mut likely: Set<usize> = Set::default();
-        let reserved = self.touches.reserved(scene.taken_ns);
+        let asked = self.touches.asked(None, scene.taken_ns);
         for (index, seen) in resolved.files.iter().enumerate() {
             let named = resolved.vias(seen).len() as u64;
             drift.racing += u64::from(seen.count.is_some_and(|count| named > count));
@@ -131,7 +127,7 @@ impl Ledger {
                 new.push(index);
                 continue;
             };
-            match self.known(id, resolved, seen, holding.of(index), &reserved, scene) {
+            match self.known(id, resolved, seen, holding.of(index), &asked, scene) {
                 Sameness::Another => {
                     drift.replaced += 1;
                     if self.files.get(id).is_some_and(|file| !file.differs(seen.device, seen.identity)) {
@@ -141,7 +137,14 @@ impl Ledger {
                     new.push(index);
                     continue;
                 }
-                Sameness::Same => {}
+                Sameness::Same => {
+                    if let Some(certain) = self.files.get_mut(id).and_then(|file| file.opener_due.take()) {
+                        due.push(index);
+                        if !certain {
+                            likely.insert(index);
+                        }
+                    }
+                }
                 Sameness::Undecided => {
                     let seen_ns = self.files.get(id).and_then(|file| file.seen_ns).unwrap_or(0);
                     undecided.push((id, seen_ns));
@@ -165,6 +168,7 @@ impl Ledger {
             }
         }
         let certain = |index: usize| !likely.contains(&index);
+        new.extend(due);
         self.find_births(&new, &ids, (resolved, holding), certain, scene, drift);
         self.doubt_openings(&undecided, scene.taken_ns);
         if !self.touches.is_empty() {
@@ -206,8 +210,10 @@ impl Ledger {
             self.find_openers(&fresh, scope, &mut drift.changes);
         }
         if scene.before.is_some() {
-            let announced =
-                |index: &usize| self.files.get(ids[*index]).is_some_and(|file| file.opened.is_some());
+            let announced = |index: &usize| {
+                let file = self.files.get(ids[*index]);
+                file.is_some_and(|file| file.opened.is_some() || file.opener_due.is_some())
+            };
             drift.unannounced = new.iter().filter(|index| !announced(index)).count() as u64;
         }
     }
@@ -229,20 +235,23 @@ impl Ledger {
         resolved: &Resolved<'_>,
         seen: &ResolvedFile,
         held: &[(ProcessId, Ways)],
-        reserved: &Map<Slot, u64>,
+        asked: &Asked,
         scene: &Scene<'_>,
     ) -> Sameness {
         let Some(file) = self.files.get(id) else { return Sameness::Same };
         if file.differs(seen.device, seen.identity) {
             return Sameness::Another;
         }
-        if scene.before.is_none() || self.touches.is_empty() {
+        let Some(before) = scene.before.filter(|_| !self.touches.is_empty()) else { return Sameness::Same };
+        if file.opener_due.is_some() {
             return Sameness::Same;
         }
+        // What a look cannot see may be what has stayed.
+        let elsewhere = !(before.complete && scene.complete);
         let referrers: Vec<ProcessId> = referrers(held).collect();
         let scope =
             Scope { window: self.window(scene), family: None, in_use: &|table| scene.world.in_use(table) };
-        self.sameness(file, resolved.vias(seen), &referrers, (reserved, false), scope)
+        self.sameness(file, resolved.vias(seen), &referrers, (asked, elsewhere), scope)
     }
 
     /// Compares who holds each file with who did.

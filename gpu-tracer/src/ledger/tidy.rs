@@ -9,9 +9,9 @@ use super::release::of_process;
 use super::resolve::{ResolvedHolder, Ways};
 use super::view::HolderEntry;
 use super::world::World;
-use crate::model::ProcessId;
-use crate::model::change::{Change, ChangeKind};
+use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::TaskId;
+use crate::model::{DeviceNumber, ProcessId};
 
 impl Ledger {
     /// Writes down the names and parents of holders, and how they differ from those known.
@@ -57,17 +57,36 @@ impl Ledger {
         }
     }
 
+    /// Takes files of devices that are not watched any more out of the record: no snapshot will show them, and that they
+    /// live is of no interest.
+    pub fn forget_devices(&mut self, at_ns: u64, watched: impl Fn(DeviceNumber) -> bool) -> Vec<Change> {
+        let unwatched = self.files.iter().filter(|(_, file)| !watched(file.device));
+        let mut unwatched: Vec<u64> = unwatched.map(|(id, _)| id).collect();
+        unwatched.sort_unstable();
+        let mut changes = Vec::new();
+        for id in unwatched {
+            self.release(id, at_ns, ReleasedHow::NotSeen, &mut changes);
+        }
+        changes
+    }
+
     /// Goes through all files once: the processes that they name, and what is being dropped by which task.
     pub(super) fn survey(&mut self) -> (Set<ProcessId>, Vec<Dropping>) {
         self.processes.iter_mut().for_each(|(_, record)| record.holding = false);
         let mut named: Set<ProcessId> = Set::default();
         let mut dropping = Vec::new();
-        let mut others = Vec::new();
+        let (mut others, mut last) = (Vec::new(), None);
         for (id, file) in self.files.iter() {
             dropping.extend(file.droppers.iter().map(|dropper| (dropper.task, id, dropper.references)));
             let droppers = file.droppers.iter().map(|dropper| dropper.task.process);
-            named.extend(file.held_by.iter().map(|held| held.process).chain(droppers));
-            others.extend(file.opened.as_ref().map(|opened| opened.task.process));
+            for process in file.held_by.iter().map(|held| held.process).chain(droppers) {
+                // Thousands of files in a row may have the same holder.
+                if last.replace(process) != Some(process) {
+                    named.insert(process);
+                }
+            }
+            let opener = file.opened.as_ref().map(|opened| opened.task.process);
+            others.extend(opener.filter(|opener| others.last() != Some(opener)));
             others.extend(file.last_holder);
             if let FileState::Releasing { task, .. } = file.state {
                 dropping.push((task, id, 1));

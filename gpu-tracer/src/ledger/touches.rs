@@ -46,6 +46,15 @@ impl Window {
     }
 }
 
+/// When what was last asked for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Asked {
+    /// When each slot was last reserved: it was empty then.
+    pub(super) reserved: Map<Slot, u64>,
+    /// When each process last touched each device without its descriptor being known.
+    pub(super) without_slot: Map<(ProcessId, DeviceNumber), u64>,
+}
+
 /// Per device, the processes that touched it and were not matched with a file for every touch.
 pub(super) type Spare = Map<DeviceNumber, Set<ProcessId>>;
 
@@ -139,16 +148,24 @@ impl Touches {
         self.reserved.get(&slot).copied()
     }
 
-    /// When each slot was last reserved for a device, up to this moment.
-    pub(super) fn reserved(&self, until_ns: u64) -> Map<Slot, u64> {
-        let mut reserved: Map<Slot, u64> = Map::default();
-        for touch in self.all().filter(|touch| touch.at_ns <= until_ns) {
-            if let Some(slot) = touch.slot {
-                let known = reserved.entry(slot).or_insert(touch.at_ns);
-                *known = touch.at_ns.max(*known);
+    /// What touches up to this moment say of references: of one process, or of all.
+    pub(super) fn asked(&self, by: Option<ProcessId>, until_ns: u64) -> Asked {
+        let mut asked = Asked::default();
+        let note = |touch: &Touch| {
+            if touch.at_ns > until_ns {
+                return;
             }
+            let last = match touch.slot {
+                Some(slot) => asked.reserved.entry(slot).or_default(),
+                None => asked.without_slot.entry((touch.task.process, touch.device)).or_default(),
+            };
+            *last = touch.at_ns.max(*last);
+        };
+        match by {
+            Some(process) => self.of(process).for_each(note),
+            None => self.all().for_each(note),
         }
-        reserved
+        asked
     }
 
     /// Who touched what in this window, or on its verge, and was matched with no file.

@@ -5,7 +5,7 @@ use super::files::{FileRecord, FileState, OpenRecord, Origin};
 use super::lineage::ProcessHistory;
 use super::resolve::Ways;
 use crate::model::change::Identity;
-use crate::model::event::TaskId;
+use crate::model::event::{MayWait, TaskId};
 use crate::model::{DeviceNumber, FileKey, ProcessId, RawText, Task};
 
 /// Who holds what, as of one snapshot and the events since.
@@ -73,6 +73,8 @@ pub struct HolderView {
     pub tids: Vec<u32>,
     /// What it holds, by file id.
     pub held: Vec<HeldFile>,
+    /// Where it is exiting: descriptors that are no devices and one of which it cannot get past.
+    pub closing: Vec<MayWait>,
     /// What is remembered of it.
     pub history: ProcessHistory,
 }
@@ -203,12 +205,14 @@ impl Ledger {
                 since_ns: held_by.map_or(0, |held| held.since_ns),
             })
         });
+        let held: Vec<HeldFile> = held.collect();
         HolderView {
+            closing: self.closing(holder.process, &held),
             process: holder.process,
             carrier: holder.carrier.clone(),
             leader: holder.leader.clone(),
             tids: holder.tids.clone(),
-            held: held.collect(),
+            held,
             history: self.history(holder.process).cloned().unwrap_or_default(),
         }
     }

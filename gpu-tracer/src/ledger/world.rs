@@ -1,5 +1,7 @@
 //! The tasks of a snapshot, by process: only those of processes that matter.
 
+use std::cell::OnceCell;
+
 use super::hash::{Map, Set};
 use crate::model::event::TaskId;
 use crate::model::snapshot::Source;
@@ -15,15 +17,16 @@ struct Group<'a> {
 
 pub(super) struct World<'a> {
     groups: Map<u32, Group<'a>>,
-    /// Fd tables in use by any living task.
-    tables: Set<TableKey>,
+    tasks: &'a [Task],
+    /// Fd tables in use by any living task, once somebody has asked: most looks need not know.
+    tables: OnceCell<Set<TableKey>>,
     /// All tasks of the host were seen, so that one that is not there is gone.
     all_tasks: bool,
 }
 
 impl<'a> World<'a> {
-    /// Groups the tasks of these processes. `tables`: whether [`World::in_use`] will be asked.
-    pub(super) fn new(snapshot: &'a Snapshot, tgids: &Set<u32>, tables: bool) -> Self {
+    /// Groups the tasks of these processes.
+    pub(super) fn new(snapshot: &'a Snapshot, tgids: &Set<u32>) -> Self {
         let mut groups: Map<u32, Group<'a>> = Map::with_capacity_and_hasher(tgids.len(), Default::default());
         for task in snapshot.tasks.iter().filter(|task| tgids.contains(&task.tgid)) {
             let group =
@@ -37,9 +40,8 @@ impl<'a> World<'a> {
             }
         }
         groups.values_mut().for_each(|group| group.tasks.sort_unstable_by_key(|task| task.tid));
-        let living = || snapshot.tasks.iter().filter(|task| !task.is_dead());
-        let tables = if tables { living().filter_map(|task| task.table).collect() } else { Set::default() };
-        Self { groups, tables, all_tasks: snapshot.source == Source::Iterators }
+        let all_tasks = snapshot.source == Source::Iterators;
+        Self { groups, tasks: &snapshot.tasks, tables: OnceCell::new(), all_tasks }
     }
 
     fn group(&self, process: ProcessId) -> Option<&Group<'a>> {
@@ -99,6 +101,7 @@ impl<'a> World<'a> {
 
     /// Does a living task use this fd table?
     pub(super) fn in_use(&self, table: TableKey) -> bool {
-        self.tables.contains(&table)
+        let living = || self.tasks.iter().filter(|task| !task.is_dead());
+        self.tables.get_or_init(|| living().filter_map(|task| task.table).collect()).contains(&table)
     }
 }

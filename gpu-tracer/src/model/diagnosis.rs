@@ -116,8 +116,14 @@ pub struct GpuVerdict {
     pub name: Option<String>,
     /// The answer.
     pub verdict: Verdict,
-    /// The answer in one sentence.
+    /// The answer in one line.
     pub headline: String,
+    /// What belongs to the answer and has no place in one line, one sentence each.
+    #[serde(default)]
+    pub details: Vec<String>,
+    /// All that is held of it are contexts in which nothing is allocated.
+    #[serde(default)]
+    pub idle_contexts: bool,
     /// Who holds it: what will not go first, then by what they pin.
     pub holders: Vec<Finding>,
     /// Who looks guilty and is not.
@@ -177,8 +183,14 @@ pub struct Finding {
     pub other_gpus: Vec<u32>,
     /// What NVML attributes to it on this GPU, or to a dead process whose memory stays with it, MiB.
     pub memory_mib: Option<u64>,
+    /// PID of the dead process that created the memory that it keeps, as NVML says: it did not do so itself.
+    #[serde(default)]
+    pub created_by: Option<u32>,
     /// Will SIGKILL end it?
     pub killable: bool,
+    /// It has been killed or exits by itself, and was not seen to be stuck on the way: it will be gone without another signal.
+    #[serde(default)]
+    pub ending: bool,
     /// Why it can or cannot be ended, one sentence.
     pub killable_because: String,
     /// Where in the kernel it waits: `gpu-driver`, `frozen-file-system`, `fuse`, `nfs`, `file-system`, `core-dump`, `freezer`,
@@ -270,6 +282,8 @@ mod tests {
                 name: None,
                 verdict: *verdict,
                 headline: String::new(),
+                details: Vec::new(),
+                idle_contexts: false,
                 holders: Vec::new(),
                 innocents: Vec::new(),
                 memory: MemoryStory::default(),

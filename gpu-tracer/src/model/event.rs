@@ -146,6 +146,8 @@ pub enum EventKind {
         table: Option<TableKey>,
         /// The device files in that table at this moment.
         held: Vec<HeldAtExit>,
+        /// Other files in it that may keep it from going on, by descriptor; not all where there are many.
+        may_wait: Vec<MayWait>,
     },
     /// A task was reaped: nothing of it is left.
     Freed {
@@ -212,6 +214,15 @@ pub struct Access {
     pub read: bool,
     /// To write.
     pub write: bool,
+}
+
+/// A descriptor whose close may have to wait for somebody: for the server of its file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MayWait {
+    /// The descriptor.
+    pub fd: u32,
+    /// Magic number of the file system (`statfs(2)`).
+    pub file_system: u64,
 }
 
 /// A device file in the fd table of a task that begins to exit.

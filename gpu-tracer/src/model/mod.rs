@@ -12,10 +12,12 @@ pub mod event;
 pub mod exit;
 pub mod gpu;
 pub mod happening;
+pub mod history;
 pub mod report;
 pub mod snapshot;
 pub mod task;
 pub mod text;
+mod words;
 
 pub use device::{Device, DeviceNumber, DeviceRange, DeviceTable};
 pub use exit::ExitStatus;

@@ -79,6 +79,9 @@ pub struct GpuReport {
     pub memory_total_mib: Option<u64>,
     /// Used memory that NVML attributes to no process, MiB.
     pub unattributed_mib: Option<u64>,
+    /// Used memory that a daemon has recorded while nobody held it, MiB.
+    #[serde(default)]
+    pub idle_mib: Option<u64>,
 }
 
 /// One open file.
@@ -160,6 +163,9 @@ pub struct Holder {
     pub started_at: Option<String>,
     /// Parent.
     pub ppid: u32,
+    /// Session: the PID of the process that began it, from which it descends. 0 where that is not known.
+    #[serde(default)]
+    pub session: u32,
     /// Real user id.
     pub uid: u32,
     /// Name the process wears now.
@@ -174,7 +180,8 @@ pub struct Holder {
     pub leader_state: String,
     /// Kernel function `tid` waits in.
     pub wchan: Option<String>,
-    /// What `tid` closes and cannot finish closing, where its kernel stack tells: it is not the device.
+    /// What `tid` closes and cannot finish closing, where its kernel stack tells: descriptor, where that is known, and kind
+    /// of file. It is not the device.
     #[serde(default)]
     pub closing: Option<String>,
     /// Top of the kernel stack of `tid`, innermost first (root only).

@@ -16,18 +16,19 @@ use aya::{
 };
 use gpu_tracer_common::{
     LAYOUT,
-    layout::ABSENT,
+    layout::{ABSENT, KernelLayout},
     snapshot::{Control, Header, HoldRecord, MAX_SUBJECTS, mode},
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{OBJECT, ProbeError, events, layout, ring, subjects::Subjects, sys, wanted::Wanted};
+use super::{OBJECT, ProbeError, events, kallsyms, layout, ring, subjects::Subjects, sys, wanted::Wanted};
 use crate::{kernel::btf::Btf, model::DeviceTable};
 
 /// Bytes asked for in one read; the kernel gives at most 32 KiB a time.
 const READ: usize = 64 * 1024;
-/// Reads in a row that may bring nothing but "try again".
-const PATIENCE: u32 = 64;
+/// Reads in a row that may bring nothing but "try again". Programs without `bpf_loop` go through what is long in steps of
+/// 16 or 32, most of which find nothing.
+const PATIENCE: u32 = 16_384;
 
 #[repr(transparent)]
 #[derive(Clone, Copy)]
@@ -53,23 +54,61 @@ pub enum RingAccess {
 pub(super) enum Mappings {
     /// By the trees they are kept in (6.1+): without a lock, and quickly.
     Trees(OwnedFd),
-    /// One by one, under the lock of their address space.
+    /// One by one, under the lock of their address space (5.12+).
     OneByOne(OwnedFd),
+    /// By the lists they are kept in (before 6.1): without a lock.
+    Lists(OwnedFd),
     /// Not at all, and why.
     Unseen(String),
 }
 
 impl Mappings {
-    fn load(ebpf: &mut Ebpf, kernel: &AyaBtf, trees: bool) -> Self {
-        if trees {
+    fn load(ebpf: &mut Ebpf, kernel: &AyaBtf, layout: &KernelLayout) -> Self {
+        if layout.mm_tree_root != ABSENT {
             match link(ebpf, "iter_mm_trees", "task", kernel) {
                 Ok(link) => return Self::Trees(link),
                 Err(error) => tracing::debug!(?error, "trees of mappings cannot be walked"),
             }
         }
-        link(ebpf, "iter_mappings", "task_vma", kernel)
-            .or_else(|_| link(ebpf, "iter_mappings_only", "task_vma", kernel))
-            .map_or_else(|error| Self::Unseen(error.to_string()), Self::OneByOne)
+        let one_by_one = link(ebpf, "iter_mappings", "task_vma", kernel)
+            .or_else(|_| link(ebpf, "iter_mappings_only", "task_vma", kernel));
+        if one_by_one.is_err() && layout.mm_list != ABSENT && layout.vma_next != ABSENT {
+            match link(ebpf, "iter_mm_lists", "task", kernel) {
+                Ok(link) => return Self::Lists(link),
+                Err(error) => tracing::debug!(?error, "lists of mappings cannot be walked"),
+            }
+        }
+        one_by_one.map_or_else(|error| Self::Unseen(error.to_string()), Self::OneByOne)
+    }
+}
+
+/// How descriptors in flight are found.
+#[derive(Debug)]
+pub(super) enum Sockets {
+    /// By `iter/unix`, in one network namespace after the other (5.17+).
+    Iterator(OwnedFd),
+    /// By the kernel's table of all of them, whose chains are at these addresses (before 6.0).
+    Table(OwnedFd, Vec<u64>),
+    /// Not at all, and why.
+    Unseen(String),
+}
+
+impl Sockets {
+    fn load(ebpf: &mut Ebpf, kernel: &AyaBtf) -> Self {
+        let refusal = match link(ebpf, "iter_sockets", "unix", kernel) {
+            Ok(link) => return Self::Iterator(link),
+            Err(error) => error.to_string(),
+        };
+        let Some(table) = kallsyms::address_of(kallsyms::UNIX_SOCKETS) else {
+            return Self::Unseen(refusal);
+        };
+        match link(ebpf, "iter_socket_table", "task", kernel) {
+            Ok(link) => {
+                let chains = (0..kallsyms::UNIX_CHAINS).map(|chain| table + chain * size_of::<u64>() as u64);
+                Self::Table(link, chains.collect())
+            }
+            Err(error) => Self::Unseen(error.to_string()),
+        }
     }
 }
 
@@ -82,7 +121,7 @@ pub struct Iterators {
     /// Only where the program behind `tasks` cannot walk fd tables itself.
     pub(super) task_files: Option<OwnedFd>,
     pub(super) mappings: Mappings,
-    pub(super) sockets: Optional,
+    pub(super) sockets: Sockets,
     pub(super) driver_pins: Optional,
     pub(super) ring_tables: Optional,
     pub(super) file_mappings: Optional,
@@ -141,10 +180,10 @@ impl Iterators {
                 Some(link(&mut ebpf, "iter_task_files", "task_file", &kernel)?),
             ),
         };
-        let mappings = Mappings::load(&mut ebpf, &kernel, layout.mm_tree_root != ABSENT);
-        let sockets = link(&mut ebpf, "iter_sockets", "unix", &kernel).map_err(|error| error.to_string());
+        let mappings = Mappings::load(&mut ebpf, &kernel, &layout);
+        let sockets = Sockets::load(&mut ebpf, &kernel);
         let driver_pins = first_of(&mut ebpf, ["iter_driver_pins", "iter_driver_pins_singly"], &kernel);
-        let ring_tables = link(&mut ebpf, "iter_rings", "task", &kernel).map_err(|error| error.to_string());
+        let ring_tables = first_of(&mut ebpf, ["iter_rings", "iter_rings_in_steps"], &kernel);
         let checks = first_of(&mut ebpf, ["iter_recheck", "iter_recheck_singly"], &kernel);
 
         let file_mappings =
@@ -190,7 +229,10 @@ impl Iterators {
     /// Why descriptors in flight cannot be seen, if they cannot.
     #[must_use]
     pub fn sockets_refused(&self) -> Option<&str> {
-        self.sockets.as_ref().err().map(String::as_str)
+        match &self.sockets {
+            Sockets::Unseen(why) => Some(why),
+            _ => None,
+        }
     }
 
     /// Are fd tables walked without taking references (5.17+)?
@@ -201,9 +243,6 @@ impl Iterators {
 
     /// Makes a ring, lets the task program read its `f_op`, and forgets it again.
     fn learn_rings(&mut self, known: bool) -> Result<RingAccess, ProbeError> {
-        if self.task_files.is_some() {
-            return Ok(RingAccess::Unknown("needs Linux 5.17 or later".into()));
-        }
         let operations = match ring::create() {
             Ok(ring) => {
                 self.start(mode::LEARN_RING, |control| {
@@ -217,7 +256,7 @@ impl Iterators {
             Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => return Ok(RingAccess::NotThere),
             Err(_) => None,
         };
-        match operations.or_else(ring::operations_from_kallsyms) {
+        match operations.or_else(|| kallsyms::address_of("io_uring_fops")) {
             Some(address) => {
                 self.ring_operations = address;
                 Ok(if known { RingAccess::Walk } else { RingAccess::Fdinfo })

@@ -7,9 +7,12 @@
 //! | pass | iterator | finds |
 //! |---|---|---|
 //! | 1 | `task`, walking fd tables | tasks, descriptors, files registered with io_urings |
-//! | 2 | `task_vma` | mappings, rings that only a mapping keeps |
+//! | 2 | `task`, walking trees or lists of mappings, or `task_vma` | mappings, rings that only a mapping keeps |
 //! | 3 | `unix`, once in every network namespace | descriptors in flight |
 //! | 4 | `task` again, only if pass 3 found something | who has the sockets that carry them |
+//!
+//! Before 5.17 (no `bpf_loop`, no `iter/unix`) descriptors come from `task_file`, and descriptors in flight from the
+//! kernel's table of sockets, in steps of what one program may do.
 //!
 //! What happens between snapshots is told by programs at tracepoints and at device nodes: [`events`].
 //!
@@ -17,6 +20,7 @@
 
 pub mod events;
 pub mod iterators;
+mod kallsyms;
 mod layout;
 mod netns;
 pub mod procwalk;

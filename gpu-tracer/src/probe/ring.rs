@@ -19,11 +19,3 @@ pub(super) fn create() -> io::Result<OwnedFd> {
     // SAFETY: a new descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
-
-/// Address of `io_uring_fops` from `/proc/kallsyms`; slow (a hundred thousand lines), so only where a ring cannot be made.
-pub(super) fn operations_from_kallsyms() -> Option<u64> {
-    let symbols = std::fs::read_to_string("/proc/kallsyms").ok()?;
-    let line = symbols.lines().find(|line| line.ends_with(" io_uring_fops"))?;
-    let address = u64::from_str_radix(line.split(' ').next()?, 16).ok()?;
-    (address != 0).then_some(address)
-}

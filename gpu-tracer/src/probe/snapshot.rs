@@ -13,7 +13,7 @@ use zerocopy::FromBytes;
 
 use super::{
     Iterators, ProbeError,
-    iterators::{Mappings, Reading, RingAccess, foreign},
+    iterators::{Mappings, Reading, RingAccess, Sockets, foreign},
     netns, sys,
 };
 use crate::kernel::boot_now;
@@ -38,7 +38,7 @@ impl Iterators {
         self.finish_mappings(mappings, &mut holds, &mut missing, within)?;
         self.pass_sockets(&tasks, &mut holds, &mut missing, within)?;
         self.pass_rings(&mut holds, &mut missing)?;
-        self.pass_carriers(&mut holds, &mut missing)?;
+        self.pass_carriers(&mut holds, &mut missing, within)?;
         self.pass_driver_pins(&mut holds)?;
         self.pass_file_mappings(&mut holds)?;
         let (files, references) = assemble(&holds, devices, self.task_files.is_some());
@@ -48,11 +48,7 @@ impl Iterators {
     fn pass_tasks(&mut self, holds: &mut Vec<HoldRecord>, within: Duration) -> Result<Vec<Task>, ProbeError> {
         let file = sys::open_iterator(self.tasks.as_fd())?;
         let bytes = self.read_pass("task", file, holds)?;
-        if let Some(link) = &self.task_files {
-            let mut opened = Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other));
-            let reading = Self::begin("task_file", move || opened.take())?;
-            self.finish(reading, within, holds)?;
-        }
+        self.pass_task_files(holds, within)?;
         bytes
             .chunks_exact(size_of::<TaskRecord>())
             .map(|chunk| {
@@ -65,11 +61,22 @@ impl Iterators {
             .collect()
     }
 
+    /// Descriptors, where the look at tasks does not find them itself.
+    fn pass_task_files(&mut self, holds: &mut Vec<HoldRecord>, within: Duration) -> Result<(), ProbeError> {
+        if let Some(link) = &self.task_files {
+            let mut opened = Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other));
+            let reading = Self::begin("task_file", move || opened.take())?;
+            self.finish(reading, within, holds)?;
+        }
+        Ok(())
+    }
+
     /// Mappings are looked for while this thread looks at the tasks: neither needs the other.
     fn begin_mappings(&self) -> Result<Result<Reading, String>, ProbeError> {
         let (iterator, link) = match &self.mappings {
             Mappings::Trees(link) => ("mm-tree", link),
             Mappings::OneByOne(link) => ("task_vma", link),
+            Mappings::Lists(link) => ("mm-list", link),
             Mappings::Unseen(why) => return Ok(Err(why.clone())),
         };
         let mut opened = Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other));
@@ -103,8 +110,12 @@ impl Iterators {
         within: Duration,
     ) -> Result<(), ProbeError> {
         let link = match &self.sockets {
-            Ok(link) => link.try_clone().map_err(ProbeError::Thread)?,
-            Err(why) => {
+            Sockets::Iterator(link) => link.try_clone().map_err(ProbeError::Thread)?,
+            Sockets::Table(link, chains) => {
+                let (link, chains) = (link.try_clone().map_err(ProbeError::Thread)?, chains.clone());
+                return self.look_closer(&link, &chains, holds);
+            }
+            Sockets::Unseen(why) => {
                 missing.push(Missing {
                     what: "in-flight",
                     why: format!("descriptors queued in sockets cannot be seen: {why}"),
@@ -153,6 +164,7 @@ impl Iterators {
         &mut self,
         holds: &mut Vec<HoldRecord>,
         missing: &mut Vec<Missing>,
+        within: Duration,
     ) -> Result<(), ProbeError> {
         let in_flight = |hold: &&HoldRecord| matches!(hold.header.kind, HOLD_IN_FLIGHT | HOLD_UNACCEPTED);
         if !holds.iter().any(|hold| hold.header.kind == HOLD_IN_FLIGHT && hold.file_kind != FILE_SOCKET) {
@@ -170,9 +182,11 @@ impl Iterators {
             });
         }
         self.start(mode::CARRIERS, |_| ())?;
+        if self.task_files.is_some() {
+            return self.pass_task_files(holds, within);
+        }
         let file = sys::open_iterator(self.tasks.as_fd())?;
-        self.read_pass("task", file, holds)?;
-        Ok(())
+        self.read_pass("task", file, holds).map(drop)
     }
 
     /// What do the io_urings hold that were found?
@@ -274,7 +288,10 @@ fn assemble(
     files.dedup_by(|later, kept| {
         let same = later.key == kept.key;
         if same {
-            *kept = later.clone();
+            // The iterator's own reference may be seen by the look at mappings as well, which goes on at the same time.
+            let lowest = later.count.into_iter().chain(kept.count).min();
+            let count = if counted_by_iterator { lowest } else { later.count };
+            *kept = OpenFile { count, ..later.clone() };
         }
         same
     });

@@ -52,15 +52,17 @@ pub fn explain(proc: &Path, snapshot: &mut Snapshot) {
 
 /// Files with more references than are named, and how many more.
 fn unexplained(snapshot: &Snapshot) -> HashMap<FileKey, u64> {
-    let mut named: HashMap<FileKey, u64> = HashMap::new();
-    for reference in &snapshot.references {
-        *named.entry(reference.file).or_default() += 1;
-    }
+    let mut named: Vec<FileKey> = snapshot.references.iter().map(|reference| reference.file).collect();
+    named.sort_unstable();
+    let references = |file: FileKey| {
+        let first = named.partition_point(|other| *other < file);
+        named[first..].iter().take_while(|other| **other == file).count() as u64
+    };
     snapshot
         .files
         .iter()
         .filter_map(|file| {
-            let more = file.count?.saturating_sub(named.get(&file.key).copied().unwrap_or(0));
+            let more = file.count?.saturating_sub(references(file.key));
             (more > 0).then_some((file.key, more))
         })
         .collect()
@@ -88,6 +90,21 @@ fn descriptors_in_use(proc: &Path, task: &Task) -> Vec<u32> {
         }
         Kind::Other => Vec::new(),
     }
+}
+
+/// The descriptor that a task in `close(2)`, or in a `dup2(2)` that closes one, cannot finish closing.
+#[must_use]
+pub fn descriptor_being_closed(proc: &Path, tgid: u32, tid: u32) -> Option<u32> {
+    let path = proc.join(tgid.to_string()).join("task").join(tid.to_string()).join("syscall");
+    let call = Call::parse(&fs::read_to_string(path).ok()?)?;
+    let descriptor = match call.number {
+        libc::SYS_close => call.arguments[0],
+        libc::SYS_dup3 => call.arguments[1],
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_dup2 => call.arguments[1],
+        _ => return None,
+    };
+    u32::try_from(descriptor).ok()
 }
 
 /// A system call in progress, as `/proc/PID/syscall` shows it.
@@ -269,6 +286,24 @@ mod tests {
             [Via::SystemCall { tid: std::process::id(), fd: 5 }]
         );
         assert_eq!(explained(TaskState::Uninterruptible, &poll), []);
+    }
+
+    #[test]
+    fn the_descriptor_that_is_being_closed_is_the_argument_of_the_call() {
+        let proc = tempfile::tempdir().unwrap();
+        let task = proc.path().join("7/task/8");
+        fs::create_dir_all(&task).unwrap();
+        let of = |text: &str| {
+            fs::write(task.join("syscall"), text).unwrap();
+            descriptor_being_closed(proc.path(), 7, 8)
+        };
+        let call = |number, first: u64, second: u64| {
+            of(&format!("{number} {first:#x} {second:#x} 0x0 0x0 0x0 0x0 0x7f 0x7f\n"))
+        };
+        assert_eq!(call(libc::SYS_close, 5, 9), Some(5));
+        assert_eq!(call(libc::SYS_dup3, 5, 9), Some(9));
+        assert_eq!(call(libc::SYS_read, 5, 9), None);
+        assert_eq!((of("running\n"), descriptor_being_closed(proc.path(), 7, 9)), (None, None));
     }
 
     #[test]

@@ -82,6 +82,8 @@ pub struct ProcessFacts {
     pub uid: Option<u32>,
     /// Thread-group id of the parent; 0 when that is outside of the PID namespace.
     pub ppid: u32,
+    /// Session: the PID of the process that began it, from which it descends; 0 when that is outside of the PID namespace.
+    pub session: u32,
     /// State of the thread.
     pub state: TaskState,
     /// State of the leader.
@@ -152,6 +154,7 @@ impl ProcFs {
             exe,
             uid: status.uid,
             ppid: leader.ppid,
+            session: leader.session,
             state: thread.state,
             leader_state: leader.state,
             start_ns: leader.start_ns,

@@ -18,6 +18,9 @@ pub struct Stat {
     pub state: TaskState,
     /// Thread-group id of its parent; 0 when that is outside of the PID namespace.
     pub ppid: u32,
+    /// Session: the id of the process that began it, whether that lives or not. Others come to it by fork alone. 0 when
+    /// that is outside of the PID namespace.
+    pub session: u32,
     /// `PF_EXITING`.
     pub exiting: bool,
     /// `PF_KTHREAD`.
@@ -48,6 +51,8 @@ impl Stat {
             comm: RawText::from(name.to_vec()),
             state: TaskState::from_letter(*field(3)?.as_bytes().first()?),
             ppid: field(4)?.parse().ok()?,
+            // -1 once the task has given up its signal handlers.
+            session: u32::try_from(field(6)?.parse::<i64>().ok()?).unwrap_or(0),
             exiting: flags & PF_EXITING != 0,
             kernel_thread: flags & PF_KTHREAD != 0,
             threads: field(20)?.parse().ok()?,
@@ -94,9 +99,16 @@ mod tests {
         let stat = Stat::parse(&line(b"a) Z 1 7", TAIL)).expect("parses");
         assert_eq!(stat.comm, RawText::from("a) Z 1 7"));
         assert_eq!((stat.tid, stat.state, stat.ppid), (428, TaskState::Uninterruptible, 1));
+        assert_eq!(stat.session, 428);
         assert_eq!((stat.exiting, stat.kernel_thread, stat.threads), (true, false, 3));
         assert_eq!(stat.start_ns, 844_030_000_000);
         assert!(stat.may_hold_mm());
+    }
+
+    #[test]
+    fn a_task_that_has_ended_but_for_its_parent_has_no_session() {
+        let stat = Stat::parse(&line(b"x", &TAIL.replace("428 428", "-1 -1"))).expect("parses");
+        assert_eq!(stat.session, 0);
     }
 
     #[test]

@@ -76,6 +76,7 @@ fn all_facts_of_a_process_are_read() {
         exe: Some("/usr/bin/python3 (deleted)".into()),
         uid: Some(1000),
         ppid: 7,
+        session: 1,
         state: TaskState::Sleeping,
         leader_state: TaskState::Sleeping,
         start_ns: 5_000_000_000,

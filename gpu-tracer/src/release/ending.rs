@@ -148,6 +148,7 @@ mod tests {
             gpus: BTreeSet::new(),
             beyond: BTreeSet::new(),
             stopped: false,
+            ending: false,
             stuck: None,
         }
     }

@@ -75,7 +75,8 @@ pub fn release(
             if options.dry_run || plan.targets.is_empty() && !is_leaving(&diagnosis) {
                 return Ok(diagnosis);
             }
-            if !plan.targets.is_empty() && !options.yes && !talk.confirm("End them?")? {
+            let asks = plan.targets.iter().any(|target| !target.ending) && !options.yes;
+            if asks && !talk.confirm("End them?")? {
                 talk.say("Nothing was done.");
                 return Ok(diagnosis);
             }
@@ -111,6 +112,7 @@ fn tell(plan: &Plan, options: &ReleaseOptions, talk: &mut dyn Talk) {
     for target in &plan.targets {
         let line = match &target.stuck {
             Some(why) => format!("{}: SIGKILL will not help now. {why}", name(target)),
+            None if target.ending => format!("{}: on its way out already; it is waited for", name(target)),
             None if target.stopped => format!(
                 "{}: SIGTERM and SIGCONT, SIGKILL after {} s",
                 name(target),
@@ -150,12 +152,12 @@ fn end(targets: Vec<Target>, grace: Duration, talk: &mut dyn Talk) -> BTreeSet<u
         }
     };
     // Those that cannot go anyway are not waited for before SIGKILL is sent to the others.
-    send(&held, Signal::TERM, &|_| true);
+    send(&held, Signal::TERM, &|target| !target.ending);
     send(&held, Signal::CONT, &|target| target.stopped);
     let hopeful = held.iter().any(|one| one.target.stuck.is_none());
     let mut left = if hopeful { await_hopeful(&mut held, grace) } else { held.len() };
     if left > 0 {
-        send(&held, Signal::KILL, &|_| true);
+        send(&held, Signal::KILL, &|target| !target.ending);
         left = await_hopeful(&mut held, grace);
     }
     if left == 0 {

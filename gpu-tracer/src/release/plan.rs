@@ -32,6 +32,8 @@ pub struct Target {
     pub beyond: BTreeSet<u32>,
     /// It is stopped: SIGTERM alone would never reach it.
     pub stopped: bool,
+    /// It is on its way out already: it is waited for and needs no signal.
+    pub ending: bool,
     /// SIGKILL does not end it, and why.
     pub stuck: Option<String>,
 }
@@ -93,6 +95,7 @@ fn target(finding: &Finding) -> Target {
         gpus: BTreeSet::new(),
         beyond: BTreeSet::new(),
         stopped: finding.why.iter().any(|why| why == "stopped"),
+        ending: finding.ending,
         stuck: None,
     }
 }

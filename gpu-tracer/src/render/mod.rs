@@ -5,7 +5,11 @@
 
 pub mod csv;
 pub mod doctor;
+pub mod history;
 pub mod json;
+pub mod page;
+pub mod perfetto;
+pub mod rows;
 pub mod table;
 pub mod text;
 pub mod watch;

@@ -19,13 +19,19 @@ pub fn line(happening: &Happening, color: bool) -> String {
         Some(code) => format!("\x1b[{code}m{word}\x1b[0m"),
         None => word,
     };
+    let by_then = if happening.exact { "" } else { " (by then)" };
+    let rest = who_and_more(happening);
+    let text = format!("{}  {word}  {:FILE$}  {rest}{by_then}", time(&happening.at), file(happening));
+    text.trim_end().to_owned()
+}
+
+/// The process concerned and what there is to say beyond the word, escaped.
+pub(super) fn who_and_more(happening: &Happening) -> String {
     let who = happening.process.as_ref().map(|process| party(process, happening.tid)).unwrap_or_default();
     let more = details(happening);
-    let by_then = if happening.exact { "" } else { " (by then)" };
-    let rest: Vec<&str> = [who.as_str(), more.as_str()].into_iter().filter(|part| !part.is_empty()).collect();
-    let text =
-        format!("{}  {word}  {:FILE$}  {}{by_then}", time(&happening.at), file(happening), rest.join(": "));
-    text.trim_end().to_owned()
+    let parts: Vec<&str> =
+        [who.as_str(), more.as_str()].into_iter().filter(|part| !part.is_empty()).collect();
+    parts.join(": ")
 }
 
 /// The time of day: who watches knows the date.
@@ -150,19 +156,21 @@ fn ending(happening: &Happening) -> String {
 }
 
 fn released(happening: &Happening) -> String {
-    let ms = |us: u64| {
-        if us < 10_000 { format!("{:.1} ms", us as f64 / 1000.0) } else { format!("{} ms", us / 1000) }
-    };
     match (happening.after_kill_us, happening.after_exit_us, happening.cause.as_deref()) {
-        (Some(us), _, _) => format!("{} after the signal", ms(us)),
-        (None, Some(us), _) => format!("{} after it began to exit", ms(us)),
+        (Some(us), _, _) => format!("{} after the signal", milliseconds(us)),
+        (None, Some(us), _) => format!("{} after it began to exit", milliseconds(us)),
         (None, None, Some("not-seen")) => "not seen any more, which proves nothing".to_owned(),
         _ => String::new(),
     }
 }
 
+/// µs as people read them.
+pub(super) fn milliseconds(us: u64) -> String {
+    if us < 10_000 { format!("{:.1} ms", us as f64 / 1000.0) } else { format!("{} ms", us / 1000) }
+}
+
 /// Names of the first 31 signals on every architecture that this is built for.
-fn signal_name(signal: i32) -> String {
+pub(super) fn signal_name(signal: i32) -> String {
     const NAMES: [&str; 31] = [
         "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",
         "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ",

@@ -83,15 +83,21 @@ fn groups(gpus: &[GpuVerdict]) -> Vec<Vec<&GpuVerdict>> {
             };
             let mut sorted = [ids(first), ids(gpu)];
             sorted.iter_mut().for_each(|ids| ids.sort_unstable());
-            let nobody =
-                gpu.holders.is_empty() && gpu.headline != first.headline && gpu.verdict != Verdict::Free;
-            first.verdict == gpu.verdict && sorted[0] == sorted[1] && !nobody
+            // What nobody holds is alike only in what is known of it.
+            let same = match gpu.verdict {
+                Verdict::Free => true,
+                Verdict::Unknown => gpu.doubts == first.doubts && gpu.advice == first.advice,
+                _ => gpu.headline == first.headline,
+            };
+            first.verdict == gpu.verdict && sorted[0] == sorted[1] && (same || !gpu.holders.is_empty())
         };
         match groups.iter_mut().find(alike) {
             Some(group) => group.push(gpu),
             None => groups.push(vec![gpu]),
         }
     }
+    // What is used speaks for those that are only initialised.
+    groups.iter_mut().for_each(|group| group.sort_by_key(|gpu| gpu.idle_contexts));
     groups.sort_by_key(|group| {
         let worst = [Verdict::Stuck, Verdict::NoHandle, Verdict::Held, Verdict::Unknown, Verdict::Free];
         worst.iter().position(|verdict| *verdict == group[0].verdict)
@@ -139,10 +145,16 @@ fn tone(verdict: Verdict) -> Tone {
 fn section(group: &[&GpuVerdict], view: &View<'_>) -> String {
     let first = group[0];
     let mut out = paragraph(&first.headline, 0, tone(first.verdict), view);
-    if group.len() > 1 {
-        let others = names(&group[1..]);
+    out.extend(first.details.iter().map(|detail| paragraph(detail, 0, Tone::Plain, view)));
+    let alike = |gpu: &&&GpuVerdict| gpu.idle_contexts == first.idle_contexts;
+    let (alike, idle): (Vec<&GpuVerdict>, Vec<&GpuVerdict>) = group[1..].iter().partition(alike);
+    if !alike.is_empty() {
         let same = if first.holders.is_empty() { "The same is true of" } else { "The same processes hold" };
-        out.push_str(&paragraph(&format!("{same} {others}."), 0, Tone::Plain, view));
+        out.push_str(&paragraph(&format!("{same} {}.", names(&alike)), 0, Tone::Plain, view));
+    }
+    if !idle.is_empty() {
+        let only = format!("Of {} they have no more than an idle context.", names(&idle));
+        out.push_str(&paragraph(&only, 0, Tone::Plain, view));
     }
     if !first.holders.is_empty() {
         out.push('\n');
@@ -207,7 +219,7 @@ fn row(group: &[&Finding]) -> Row {
     let pids = ranges(group.iter().map(|finding| u64::from(finding.pid)));
     let (pids, long) =
         if pids.len() > 24 { (format!("{} processes", group.len()), Some(pids)) } else { (pids, None) };
-    let goes = match (first.killable, first.why.iter().any(|why| why == "exiting")) {
+    let goes = match (first.killable, first.ending) {
         (true, false) => Cell { text: "by SIGKILL".to_owned(), tone: Tone::Plain },
         (true, true) => Cell { text: "by itself".to_owned(), tone: Tone::Warn },
         (false, _) => Cell { text: "not by SIGKILL".to_owned(), tone: Tone::Bad },
@@ -325,12 +337,9 @@ fn asked(diagnosis: &Diagnosis, view: &View<'_>) -> String {
 fn footer(diagnosis: &Diagnosis, view: &View<'_>) -> String {
     let mut out = String::new();
     if !matches!(diagnosis.nvml.state.as_str(), "complete" | "absent") {
-        out.push_str(&paragraph(
-            &format!("{}. The holders above are the kernel's own word all the same.", diagnosis.nvml.text),
-            0,
-            Tone::Warn,
-            view,
-        ));
+        let held = diagnosis.gpus.iter().any(|gpu| !gpu.holders.is_empty());
+        let word = if held { " The holders above are the kernel's own word all the same." } else { "" };
+        out.push_str(&paragraph(&format!("{}.{word}", diagnosis.nvml.text), 0, Tone::Warn, view));
     }
     if !diagnosis.hints.is_empty() {
         out.push_str(&paragraph("The kernel log has (a hint, no proof):", 0, Tone::Strong, view));

@@ -87,9 +87,10 @@ fn report(settings: &Settings, outcome: &Outcome) {
     );
     if let Some(status) = &outcome.status {
         println!(
-            "exam: {} answers of the daemon still showed files that were released; it knew after at most {} ms",
+            "exam: {} answers of the daemon still showed files that were released; it knew after at most {} ms; {} were not in time",
             outcome.late.0,
-            outcome.late.1.as_millis()
+            outcome.late.1.as_millis(),
+            outcome.in_vain
         );
         let (exactly, likely, not) = outcome.openers;
         println!(

@@ -30,7 +30,7 @@ const HIGH: u64 = 900;
 pub struct Cast {
     /// What must be so.
     pub model: Model,
-    /// Every PID there ever was.
+    /// Every PID there was since the last question. Those that ended before that may be anybody's by now.
     pub family: BTreeSet<u32>,
     /// What was done, in words.
     pub log: Vec<String>,
@@ -61,6 +61,12 @@ impl Cast {
             first,
             most_processes,
         })
+    }
+
+    /// A question was asked about all that is so far, and the answer was right.
+    pub fn asked(&mut self) {
+        self.model.asked();
+        self.family = self.model.processes.values().map(|process| process.pid).collect();
     }
 
     /// Ends all processes and waits until they are gone.

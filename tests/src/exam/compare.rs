@@ -10,7 +10,7 @@ use crate::truth::Counts;
 /// An open file as an answer shows it.
 pub(super) struct Shown<'a> {
     pub(super) file: &'a HeldFile,
-    pids: BTreeSet<u32>,
+    pub(super) pids: BTreeSet<u32>,
 }
 
 /// In what an answer differs from what must be so, each in a sentence.

@@ -1,6 +1,6 @@
 //! Which open file a daemon calls by which number. Its numbers stay: a file must keep its own, and no other may get it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::compare::{Shown, compare_files};
 use super::model::{Expected, ExpectedFile, Id};
@@ -15,6 +15,8 @@ pub struct Numbers {
     known: BTreeMap<Id, Known>,
     /// Numbers of files that are released, by the question at which they were first found to be.
     retired: BTreeMap<u64, u64>,
+    /// Numbers that were shown at the question before, and at this one.
+    shown: (BTreeSet<u64>, BTreeSet<u64>),
     question: u64,
     /// How often an opener was named exactly, named as likely, and not named.
     pub openers: (u64, u64, u64),
@@ -31,11 +33,12 @@ impl Numbers {
     /// What is asked from now on is another question.
     pub fn next_question(&mut self) {
         self.question += 1;
+        self.shown.0 = std::mem::take(&mut self.shown.1);
     }
 
     /// Forgets all.
     pub fn clear(&mut self) {
-        (self.known, self.retired) = (BTreeMap::new(), BTreeMap::new());
+        (self.known, self.retired, self.shown) = Default::default();
     }
 
     /// Files that were told apart before must be the same still; the others are told apart as far as they differ.
@@ -46,6 +49,7 @@ impl Numbers {
         found: &mut Vec<String>,
     ) {
         self.retire(expected, shown);
+        self.shown.1.extend(shown.keys());
         let mut left: BTreeMap<Id, &ExpectedFile> =
             expected.files.iter().map(|(id, file)| (*id, file)).collect();
         let mut unclaimed: BTreeMap<u64, &Shown<'_>> =
@@ -70,8 +74,10 @@ impl Numbers {
             let mut alike = unclaimed.values().filter(|shown| shown.traits() == should.traits());
             let unique = left.values().filter(|other| other.traits() == should.traits()).count() == 1;
             if let (Some(is), None, true) = (alike.next(), alike.next(), unique) {
-                let taken_over = self.retired.remove(&is.file.id).is_some();
-                self.known.insert(*id, Known { number: is.file.id, taken_over });
+                let number = is.file.id;
+                let older = self.shown.0.contains(&number) && should.fresh;
+                let taken_over = self.retired.remove(&number).is_some() || older;
+                self.known.insert(*id, Known { number, taken_over });
             }
         }
         self.check_openers(expected, shown, found);
@@ -102,9 +108,16 @@ impl Numbers {
         found: &mut Vec<String>,
     ) {
         for (number, is) in unclaimed {
-            let Some(since) = self.retired.get(number) else { continue };
             let mut alike = left.values().filter(|file| file.traits() == is.traits());
-            let may = *since == self.question
+            let since = match self.retired.get(number) {
+                Some(since) => *since,
+                // Which file this was could not be told; if it is an old one, it may well be that still.
+                None if self.shown.0.contains(number) && alike.clone().all(|file| file.fresh) => {
+                    self.question
+                }
+                None => continue,
+            };
+            let may = since == self.question
                 && !is.file.opened_exact
                 && alike.any(|file| file.fresh && !file.unmoved);
             if !may {
@@ -151,5 +164,83 @@ impl Numbers {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::{HeldFile, Opener};
+
+    /// A file of process 10, opened by it in the first second of 1970.
+    fn should() -> ExpectedFile {
+        ExpectedFile {
+            device: "nvidia0".to_owned(),
+            references: 1,
+            pids: BTreeSet::from([10]),
+            opener: 10,
+            opened: (500, 500),
+            fresh: true,
+            unmoved: true,
+            ..ExpectedFile::default()
+        }
+    }
+
+    fn is(id: u64, opener: u32, opened_exact: bool) -> HeldFile {
+        let opener = Opener { pid: opener, comm: String::new(), cmdline: String::new(), alive: true };
+        HeldFile {
+            id,
+            device: "nvidia0".to_owned(),
+            state: "open".to_owned(),
+            references: Some(1),
+            unexplained: 0,
+            since: None,
+            opened_at: Some("1970-01-01T00:00:00.500Z".to_owned()),
+            opened_exact,
+            opener: Some(opener),
+        }
+    }
+
+    /// What is wrong when this is shown of these files: (model's number, what it should be).
+    fn wrong(numbers: &mut Numbers, files: &[(Id, ExpectedFile)], shown: &HeldFile) -> Vec<String> {
+        numbers.next_question();
+        let expected = Expected { files: files.iter().cloned().collect(), ..Expected::default() };
+        let shown = Shown { file: shown, pids: BTreeSet::from([10]) };
+        let mut found = Vec::new();
+        numbers.compare(&expected, &BTreeMap::from([(shown.file.id, shown)]), &mut found);
+        found
+    }
+
+    #[test]
+    fn a_file_keeps_its_number_unless_it_looks_as_if_it_had_been_replaced() {
+        let mut numbers = Numbers::default();
+        let file = |stays, reopened| [(1, ExpectedFile { stays, reopened, fresh: false, ..should() })];
+        assert_eq!(wrong(&mut numbers, &file(true, false), &is(7, 10, true)), [""; 0]);
+        assert_ne!(wrong(&mut numbers.clone(), &file(true, true), &is(8, 10, false)), [""; 0]);
+        assert_ne!(wrong(&mut numbers.clone(), &file(false, false), &is(8, 10, false)), [""; 0]);
+        assert_eq!(wrong(&mut numbers, &file(false, true), &is(8, 10, false)), [""; 0]);
+    }
+
+    #[test]
+    fn the_number_of_a_released_file_goes_on_only_for_one_that_was_moved_to_where_it_is() {
+        let mut numbers = Numbers::default();
+        assert_eq!(wrong(&mut numbers, &[(1, should())], &is(7, 10, true)), [""; 0]);
+        let moved = || ExpectedFile { unmoved: false, ..should() };
+        assert_ne!(wrong(&mut numbers.clone(), &[(2, should())], &is(7, 10, false)), [""; 0]);
+        assert_ne!(wrong(&mut numbers.clone(), &[(2, moved())], &is(7, 10, true)), [""; 0], "not exactly");
+        let mut later = numbers.clone();
+        wrong(&mut later, &[(3, should())], &is(8, 10, true));
+        assert_ne!(wrong(&mut later, &[(2, moved())], &is(7, 10, false)), [""; 0], "not for ever");
+        assert_eq!(wrong(&mut numbers, &[(2, moved())], &is(7, 10, false)), [""; 0]);
+    }
+
+    #[test]
+    fn an_exact_opening_must_be_right_and_a_likely_one_likely() {
+        let ask = |should: ExpectedFile, is: HeldFile| wrong(&mut Numbers::default(), &[(1, should)], &is);
+        assert_ne!(ask(should(), is(7, 20, true)), [""; 0]);
+        assert_ne!(ask(ExpectedFile { opened: (5_000, 5_000), ..should() }, is(7, 10, true)), [""; 0]);
+        assert_ne!(ask(should(), is(7, 20, false)), [""; 0]);
+        let likely = BTreeSet::from([20]);
+        assert_eq!(ask(ExpectedFile { likely, ..should() }, is(7, 20, false)), [""; 0]);
     }
 }

@@ -44,6 +44,8 @@ pub struct Outcome {
     pub took: (Duration, Duration),
     /// Answers of the daemon that still showed files which were released, and the longest time until one did not.
     pub late: (u64, Duration),
+    /// How often the daemon did not answer in time.
+    pub in_vain: u64,
     /// How often the daemon named an opener as exact, named one as likely, and named none.
     pub openers: (u64, u64, u64),
     /// What the daemon said of itself at the end.
@@ -114,12 +116,13 @@ pub fn examine(settings: &Settings) -> Result<Outcome> {
         let wrong = question(&mut cast, &mut questioner, settings, burst, &mut outcome);
         outcome.took.1 += started.elapsed();
         (outcome.late, outcome.openers) = (questioner.late, questioner.openers());
+        outcome.in_vain = questioner.in_vain;
         if let Some(wrong) = wrong {
             outcome.failure = Some(explain(settings, &device, &mut questioner, cast, wrong, &done)?);
             outcome.status = questioner.status();
             return Ok(outcome);
         }
-        cast.model.asked();
+        cast.asked();
         done.push(None);
         // Long ago does not matter: what lives is in the model.
         cast.log.clear();
@@ -223,7 +226,7 @@ fn replay(
             found = Some((wrong, format!("{expected:#?}"), std::mem::take(&mut cast.log)));
             break;
         }
-        cast.model.asked();
+        cast.asked();
         cast.log.push("(asked, and the answer was right)".to_owned());
     }
     cast.end()?;

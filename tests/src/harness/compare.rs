@@ -230,7 +230,8 @@ mod tests {
         json!({
             "schema": 1, "taken_at": "", "boot_id": "", "plan": "snapshot",
             "coverage": {"complete": true, "missing": []},
-            "files": [{"id": 7, "device": "nvidia0", "state": "open", "references": 3, "unexplained": 0}],
+            "files": [{"id": 7, "device": "nvidia0", "state": "open", "references": 3, "unexplained": 0,
+                       "opened_exact": false}],
             "holders": [holder(10, 1), holder(11, 0)],
         })
     }

@@ -17,6 +17,9 @@ use crate::sys::{mounts, process};
 /// How long it may take to begin, to end, and to tell something.
 const PATIENCE: Duration = Duration::from_secs(150);
 
+/// Name of its configuration file.
+const CONFIGURATION: &str = "config.toml";
+
 /// A running daemon. Dropping it ends it and takes its hooks away.
 #[derive(Debug)]
 pub struct Daemon {
@@ -43,34 +46,93 @@ impl Daemon {
     #[must_use]
     #[track_caller]
     pub fn start_with(device: &Device, environment: &[(&str, &str)]) -> Self {
-        Self::start_for(device.options(), "lean", environment)
+        Self::start_in(device.options(), "", &device.options(), "lean", environment, |_| {})
+    }
+
+    /// Starts one that has its devices from a configuration file; see [`Daemon::configure`].
+    #[must_use]
+    #[track_caller]
+    pub fn start_configured(device: &Device, configuration: &str) -> Self {
+        Self::start_in(device.options(), configuration, &[], "lean", &[], |_| {})
+    }
+
+    /// Starts one for these devices with a configuration, and with its state directory as `prepare` leaves it.
+    #[must_use]
+    #[track_caller]
+    pub fn start_prepared(device: &Device, configuration: &str, prepare: impl FnOnce(&Path)) -> Self {
+        Self::start_in(device.options(), configuration, &device.options(), "lean", &[], |dir| {
+            let state = dir.join("state");
+            std::fs::create_dir(&state).expect("it is ours");
+            prepare(&state);
+        })
     }
 
     /// Starts one for the devices of the driver that is loaded, with this plan.
     #[must_use]
     #[track_caller]
     pub fn of_driver(plan: &'static str) -> Self {
-        Self::start_for(Vec::new(), plan, &[])
+        Self::start_in(Vec::new(), "", &[], plan, &[], |_| {})
     }
 
+    /// `devices`: what tells other commands of the same devices.
     #[track_caller]
-    fn start_for(options: Vec<String>, plan: &'static str, environment: &[(&str, &str)]) -> Self {
+    fn start_in(
+        devices: Vec<String>,
+        configuration: &str,
+        options: &[String],
+        plan: &'static str,
+        environment: &[(&str, &str)],
+        prepare: impl FnOnce(&Path),
+    ) -> Self {
         use std::os::unix::fs::PermissionsExt as _;
         super::require_root();
         let dir = tempfile::Builder::new().prefix("gpu-tracer-daemon-").tempdir().expect("a directory");
         // Other users are to reach the socket.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+        std::fs::write(dir.path().join(CONFIGURATION), configuration).expect("it is ours");
+        prepare(dir.path());
         let said = dir.path().join("said");
-        let child = spawn(dir.path(), &options, plan, &said, environment);
-        let mut daemon = Self { child, options, plan, dir, said };
+        let child = spawn(dir.path(), options, plan, &said, environment);
+        let mut daemon = Self { child, options: devices, plan, dir, said };
         daemon.await_answer();
         daemon
+    }
+
+    /// Writes its configuration anew and has it read that; it says what it makes of it.
+    ///
+    /// # Panics
+    ///
+    /// If it says nothing.
+    #[track_caller]
+    pub fn configure(&self, configuration: &str) -> String {
+        std::fs::write(self.dir.path().join(CONFIGURATION), configuration).expect("it is ours");
+        let before = self.said().len();
+        self.signal(libc::SIGHUP);
+        eventually("a word about the configuration", PATIENCE, || {
+            let said = self.said()[before..].to_owned();
+            ["read again", "stays as it is"].iter().any(|word| said.contains(word)).then_some(said)
+        })
     }
 
     /// Its socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("d.sock")
+    }
+
+    /// Where it keeps what outlives it.
+    #[must_use]
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    /// `gpu-tracer history` of what it has written.
+    #[must_use]
+    #[track_caller]
+    pub fn history(&self, arguments: &[&str]) -> Finished {
+        let mut command = Command::new(Tracer::program());
+        command.arg("history").arg("--state-dir").arg(self.state_dir()).args(arguments);
+        run(command)
     }
 
     /// Its PID.
@@ -178,6 +240,21 @@ impl Daemon {
         run(command)
     }
 
+    /// Runs another subcommand that asks this daemon to its end, with these variables in its environment.
+    #[must_use]
+    #[track_caller]
+    pub fn run_with(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        environment: &[(&str, &std::ffi::OsStr)],
+    ) -> Finished {
+        let mut command = Command::new(Tracer::program());
+        command.arg(name).args(&self.options).arg("--socket").arg(self.socket()).args(arguments);
+        command.envs(environment.iter().copied());
+        run(command)
+    }
+
     /// Asks and compares with the truth, as [`Play::check`] does without a daemon.
     #[track_caller]
     pub fn check(&self, play: &Play) -> Answer {
@@ -212,7 +289,8 @@ fn spawn(dir: &Path, options: &[String], plan: &str, said: &Path, environment: &
     for (option, name) in [("--socket", "d.sock"), ("--state-dir", "state"), ("--pin-dir", "pins")] {
         command.arg(option).arg(dir.join(name));
     }
-    command.args(["--plan", plan, "--config", "/dev/null"]).envs(environment.iter().copied());
+    command.arg("--config").arg(dir.join(CONFIGURATION));
+    command.args(["--plan", plan]).envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }

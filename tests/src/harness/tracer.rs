@@ -3,7 +3,7 @@
 //! The types here are the contract as a script would read it, written down a second time on purpose: a field that the
 //! tracer renames breaks these tests.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -214,6 +214,14 @@ impl Tracer {
         command
     }
 
+    /// The same, asking the daemon at this socket.
+    #[must_use]
+    pub fn asking(&self, socket: &Path, name: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(Self::program());
+        command.arg(name).args(&self.options).arg("--socket").arg(socket).args(arguments);
+        command
+    }
+
     /// Runs another subcommand to its end.
     #[must_use]
     #[track_caller]
@@ -306,7 +314,11 @@ pub(super) fn run(mut command: Command) -> Finished {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let shown = format!("{command:?}");
     let begun = Instant::now();
-    let child = command.spawn().unwrap_or_else(|error| panic!("{shown}: {error}"));
+    // A program that was copied just now may be open for writing in a child that another test forks at this moment.
+    let child = super::eventually("a program that is not busy", PATIENCE, || match command.spawn() {
+        Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => None,
+        spawned => Some(spawned.unwrap_or_else(|error| panic!("{shown}: {error}"))),
+    });
     let pid = child.id();
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || sender.send(child.wait_with_output()));

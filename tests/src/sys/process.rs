@@ -28,6 +28,29 @@ pub fn fork() -> io::Result<Side> {
     side(unsafe { libc::c_long::from(libc::fork()) })
 }
 
+/// Does something as another user, on a thread of its own, and gives what comes of it.
+///
+/// In the kernel each thread has credentials of its own: one that makes the system calls itself changes nobody else's.
+///
+/// # Errors
+///
+/// What the kernel says of the change.
+///
+/// # Panics
+///
+/// If what is done panics.
+pub fn as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    let thread = std::thread::spawn(move || {
+        let id = i64::from(user);
+        for call in [libc::SYS_setresgid, libc::SYS_setresuid] {
+            // SAFETY: the calls take three numbers.
+            check_long(unsafe { libc::syscall(call, id, id, id) })?;
+        }
+        Ok(what())
+    });
+    thread.join().expect("what is done does not panic")
+}
+
 /// A fork whose child shares the fd table (`CLONE_FILES`) and nothing else.
 pub fn fork_sharing_table() -> io::Result<Side> {
     let flags = libc::CLONE_FILES | libc::SIGCHLD;

@@ -27,41 +27,59 @@ impl Daemon {
     /// Starts one for the stand-in and waits until it answers.
     pub(super) fn start(program: &Path, stage: &Stage) -> Result<Self> {
         let folder = stage.folder().to_owned();
-        let said = fs::File::create(folder.join("said")).context("no file for what the daemon says")?;
-        let mut command = Command::new(program);
-        command.args(["run", "--device", STANDIN_ARGUMENT, "--plan", "lean", "--config", "/dev/null"]);
-        for (option, name) in [("--socket", "d.sock"), ("--state-dir", "state"), ("--pin-dir", "pins")] {
-            command.arg(option).arg(folder.join(name));
-        }
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).spawn();
-        let child = child.with_context(|| format!("cannot start {}", program.display()))?;
+        let child = spawn(program, &folder)?;
         let mut daemon = Self { child, program: program.to_owned(), folder };
+        daemon.await_answer()?;
+        Ok(daemon)
+    }
+
+    /// SIGKILL, as the kernel would when memory runs out.
+    pub(super) fn kill(&mut self) -> Result<()> {
+        self.child.kill().context("the daemon has ended by itself")?;
+        self.child.wait().context("the daemon cannot be waited for")?;
+        Ok(())
+    }
+
+    /// Starts it again with all that it left, and waits until it answers.
+    pub(super) fn start_again(&mut self) -> Result<()> {
+        self.child = spawn(&self.program, &self.folder)?;
+        self.await_answer()
+    }
+
+    fn await_answer(&mut self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        while daemon.status().is_err() {
+        while self.status().is_err() {
             interrupt::check()?;
-            let ended = daemon.child.try_wait()?;
+            let ended = self.child.try_wait()?;
             if ended.is_some() || Instant::now() > deadline {
-                let said = fs::read_to_string(daemon.folder.join("said")).unwrap_or_default();
+                let said = fs::read_to_string(self.folder.join("said")).unwrap_or_default();
                 bail!("the daemon does not answer ({ended:?}): {said}");
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(daemon)
+        Ok(())
     }
 
     /// A document of it.
     pub(super) fn get(&self, target: &str) -> Result<Value> {
-        let mut stream = UnixStream::connect(self.folder.join("d.sock"))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        write!(stream, "GET {target} HTTP/1.0\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        let (_, body) = text.split_once("\r\n\r\n").with_context(|| format!("no HTTP answer: {text:?}"))?;
-        let answer: Value = serde_json::from_str(body)?;
+        let answer = self.ask(target)?;
+        let end_of_head = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n");
+        let body = end_of_head.map(|at| &answer[at + 4..]).context("no HTTP answer")?;
+        let answer: Value = serde_json::from_slice(body)?;
         match answer["error"].as_str() {
             Some(error) => bail!("the daemon refuses {target}: {error}"),
             None => Ok(answer),
         }
+    }
+
+    /// The bytes of an answer, head and all.
+    pub(super) fn ask(&self, target: &str) -> Result<Vec<u8>> {
+        let mut stream = UnixStream::connect(self.folder.join("d.sock"))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(stream, "GET {target} HTTP/1.0\r\n\r\n")?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        Ok(answer)
     }
 
     /// How it says it is doing.
@@ -93,6 +111,18 @@ impl Daemon {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
         Ok(line.trim().trim_end_matches(" kB").parse()?)
     }
+}
+
+fn spawn(program: &Path, folder: &Path) -> Result<Child> {
+    let said = fs::OpenOptions::new().create(true).append(true).open(folder.join("said"));
+    let said = said.context("no file for what the daemon says")?;
+    let mut command = Command::new(program);
+    command.args(["run", "--device", STANDIN_ARGUMENT, "--plan", "lean", "--config", "/dev/null"]);
+    for (option, name) in [("--socket", "d.sock"), ("--state-dir", "state"), ("--pin-dir", "pins")] {
+        command.arg(option).arg(folder.join(name));
+    }
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).spawn();
+    child.with_context(|| format!("cannot start {}", program.display()))
 }
 
 impl Drop for Daemon {

@@ -1,13 +1,18 @@
 //! `cargo xtask bench`: measurements whose figures the documentation states. One file each; a benchmark is a function
 //! from [`Subject`] to nothing that prints its table, and a name in [`Name`].
 
+mod agree;
 mod crowd;
 mod daemon;
 mod idle;
+mod journal;
 mod measure;
 mod overhead;
+mod restarts;
 mod snapshot;
+mod standing;
 mod storm;
+mod why;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -39,15 +44,27 @@ pub(crate) struct Arguments {
     /// snapshot: open files of each.
     #[arg(long, default_value_t = 50)]
     files: u32,
-    /// snapshot, overhead: measurements of each, alternating.
+    /// snapshot, overhead, why: measurements of each, alternating.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Measure this gpu-tracer instead of building one.
     #[arg(long)]
     binary: Option<PathBuf>,
-    /// storm: seconds.
-    #[arg(long, default_value_t = 10)]
+    /// storm: seconds of it; standing: seconds in which nothing happens.
+    #[arg(long, default_value_t = 60)]
     seconds: u32,
+    /// journal: events written.
+    #[arg(long, default_value_t = 10_000_000)]
+    events: u64,
+    /// journal: seconds after which no more are written.
+    #[arg(long, default_value_t = 300)]
+    journal_seconds: u64,
+    /// storm: opens per second; as many as can be when not given.
+    #[arg(long)]
+    rate: Option<u64>,
+    /// restarts: how many, in five minutes at most.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    restarts: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -58,8 +75,16 @@ enum Name {
     Idle,
     /// What a running daemon costs processes that have nothing to do with GPUs.
     Overhead,
-    /// The device opened and closed as fast as can be while a daemon watches; answers with 10,000 handles held.
+    /// What a daemon takes with nothing to do, and how quickly it answers when 10,000 handles are held.
+    Standing,
+    /// The device opened and closed as fast as can be while a daemon watches.
     Storm,
+    /// Writing the journal, and asking a full one.
+    Journal,
+    /// A daemon killed and started again while the device is opened and closed.
+    Restarts,
+    /// `gpu-tracer why` without NVML, with one that hangs, and through a daemon, against what is promised.
+    Why,
 }
 
 /// What is measured, and how much of it.
@@ -74,7 +99,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         bail!("benchmarks compare complete answers, which only root gets: run this as root");
     }
     let toolchain = setup::for_build()?;
-    setup::for_tests()?;
+    setup::for_tests(false)?;
     let gpu_tracer = match &arguments.binary {
         Some(binary) => binary.clone(),
         None => {
@@ -94,7 +119,11 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
                 Name::Snapshot => snapshot::measure(&subject),
                 Name::Idle => idle::measure(&subject),
                 Name::Overhead => overhead::measure(&subject),
+                Name::Standing => standing::measure(&subject),
                 Name::Storm => storm::measure(&subject),
+                Name::Journal => journal::measure(&subject),
+                Name::Restarts => restarts::measure(&subject),
+                Name::Why => why::measure(workspace, &subject),
             }
         });
     interrupt::end_children(Duration::from_secs(10));

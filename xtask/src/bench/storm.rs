@@ -1,66 +1,68 @@
-//! Two processes that open and close the device as fast as they can while a daemon watches: what it loses, and whether it
-//! says so. And how long an answer takes when ten thousand handles are held.
+//! Processes that open and close the device as fast as they can, or at a rate, while a daemon watches: what it loses, and
+//! whether it says so.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::path::Path;
-use std::process::{Child, Command};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde_json::Value;
 
+use super::Subject;
+use super::agree::{Agreed, agree};
 use super::daemon::Daemon;
-use super::measure::{Samples, ms};
-use super::{Subject, timed};
+use super::measure::table;
 use crate::interrupt;
-use crate::stage::{STANDIN_ARGUMENT, Stage};
+use crate::stage::Stage;
 
-/// Handles held while answers are timed.
-const HANDLES: usize = 10_000;
-/// Answers that are timed.
-const ANSWERS: usize = 200;
-/// How long the daemon may take to know what happened last.
-const SETTLE: Duration = Duration::from_secs(10);
+/// Opens per second that the daemon has to cope with.
+const WANTED: u64 = 300_000;
+/// Processes that storm together.
+const STORMERS: u64 = 2;
 
 /// Runs the benchmark.
 pub(super) fn measure(subject: &Subject) -> Result<()> {
     let stage = Stage::set_up()?;
     let daemon = Daemon::start(&subject.gpu_tracer, &stage)?;
-    storm(subject, &stage, &daemon)?;
-    agree(subject, &daemon)?;
-    lift_limit()?;
-    let held: Vec<File> = (0..HANDLES).map(|_| File::open(stage.node())).collect::<Result<_, _>>()?;
-    answers(&daemon, held.len())?;
-    println!("storm: daemon with {HANDLES} handles held: {} KiB resident", daemon.resident_kib()?);
-    agree(subject, &daemon)?;
-    drop(held);
-    agree(subject, &daemon)
-}
-
-fn storm(subject: &Subject, stage: &Stage, daemon: &Daemon) -> Result<()> {
-    let seconds = subject.arguments.seconds;
+    let (seconds, rate) = (subject.arguments.seconds, subject.arguments.rate);
     let before = daemon.status()?;
     let (cpu, start) = (daemon.cpu_time()?, Instant::now());
     let until = start + Duration::from_secs(u64::from(seconds));
-    let mut stormers = (0..2).map(|_| Stormer::start(stage.node(), until)).collect::<Result<Vec<_>>>()?;
-    let mut opens = 0;
-    for stormer in &mut stormers {
-        opens += stormer.count()?;
-    }
+    let mut stormers = Stormers::start(stage.node(), until, rate)?;
+    let opens = stormers.count()?;
     let took = start.elapsed().as_secs_f64();
     let used = daemon.cpu_time()?.saturating_sub(cpu);
     let after = daemon.status()?;
     let events = [&before, &after].map(|status| status["counts"]["events"].as_u64().unwrap_or(0));
-    println!("storm: 2 processes, {seconds} s: {opens} opens, {:.0} opens/s", opens as f64 / took);
-    println!("  events: {} kept", events[1].saturating_sub(events[0]));
+    let kept = events[1].saturating_sub(events[0]);
+    let agreed = agree(subject, &daemon)?;
+
+    let per_second = opens as f64 / took;
+    println!("storm: {STORMERS} processes open and close the device for {took:.0} s");
+    let row = |what: &str, figure: String, ratio: String| vec![what.to_owned(), figure, ratio];
+    let rows = [
+        row("opens", opens.to_string(), String::new()),
+        row("opens/s", format!("{per_second:.0}"), format!("{:.2} of {WANTED}", per_second / WANTED as f64)),
+        row(
+            "events kept",
+            kept.to_string(),
+            format!("{:.4} of the opens", kept as f64 / opens.max(1) as f64),
+        ),
+        row("daemon, % of a core", format!("{:.1}", used.as_secs_f64() / took * 100.0), String::new()),
+        row("daemon, KiB resident", daemon.resident_kib()?.to_string(), String::new()),
+    ];
+    println!("{}", table(&["", "", "ratio"], &rows));
     println!("  losses: {}", grown(&before["losses"], &after["losses"]));
-    println!("  gaps: {}", after["gaps"]);
-    println!(
-        "  daemon: {:.1} % of a core, {} KiB resident",
-        used.as_secs_f64() / took * 100.0,
-        daemon.resident_kib()?
-    );
+    let gaps = after["gaps"].as_array().into_iter().flatten();
+    let lost: u64 = gaps.clone().filter_map(|gap| gap["events"].as_u64()).sum();
+    println!("  gaps in the record: {}, of {lost} events", gaps.count());
+    let Agreed { holders, references } = agreed;
+    println!("  afterwards ledger and fresh snapshot agree: {holders} holders, {references} references");
+    if per_second < WANTED as f64 && rate.is_none() {
+        println!("  this machine, with what else runs on it, cannot do {WANTED} opens/s");
+    }
     Ok(())
 }
 
@@ -75,124 +77,48 @@ fn grown(before: &Value, after: &Value) -> String {
     if grown.is_empty() { "none".to_owned() } else { grown.join(", ") }
 }
 
-/// The daemon's answer must come to equal what a fresh look without it sees: no stormer, and of this process everything. Other
-/// processes on this machine, which may open and close the device meanwhile, are not compared.
-fn agree(subject: &Subject, daemon: &Daemon) -> Result<()> {
-    let start = Instant::now();
-    loop {
-        let socket = daemon.socket().into_os_string();
-        let asked =
-            [answer(subject, &["--socket".into(), socket])?, answer(subject, &["--standalone".into()])?];
-        if asked[0]["plan"] == asked[1]["plan"] {
-            bail!("the daemon did not answer: its answer is of plan {}", asked[0]["plan"]);
-        }
-        let [ledger, snapshot] = asked.each_ref().map(held);
-        if ledger == snapshot {
-            let handles: u64 = ledger.0.values().map(|counts| counts.iter().sum::<u64>()).sum();
-            println!("  ledger and fresh snapshot agree: {} holders, {handles} references", ledger.0.len());
-            return Ok(());
-        }
-        if start.elapsed() > SETTLE {
-            bail!("the ledger says {ledger:?}, a fresh snapshot {snapshot:?}");
-        }
-        interrupt::check()?;
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
+/// Processes that open and close the device until a moment, and then say how often. Dropping them ends them.
+pub(super) struct Stormers(Vec<Child>);
 
-fn answer(subject: &Subject, whom: &[std::ffi::OsString]) -> Result<Value> {
-    let mut command = Command::new(&subject.gpu_tracer);
-    command.args(["holders", "--format", "json", "--device", STANDIN_ARGUMENT]).args(whom);
-    serde_json::from_str(&timed(&mut command)?.stdout).context("`gpu-tracer holders` printed no JSON")
-}
-
-/// What this program's processes hold: per process its descriptors, mappings and messages; and the reference counts of these
-/// files, how often each.
-fn held(answer: &Value) -> (BTreeMap<u64, [u64; 3]>, BTreeMap<u64, u64>) {
-    let (mut holders, mut files, mut ours) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-    let own = u64::from(std::process::id());
-    let is_own =
-        |holder: &&Value| [&holder["pid"], &holder["ppid"]].iter().any(|pid| pid.as_u64() == Some(own));
-    for holder in answer["holders"].as_array().into_iter().flatten().filter(is_own) {
-        let counts: &mut [u64; 3] = holders.entry(holder["pid"].as_u64().unwrap_or(0)).or_default();
-        for device in holder["devices"].as_array().into_iter().flatten() {
-            for (count, name) in counts.iter_mut().zip(["fds", "maps", "in_flight"]) {
-                *count += device[name].as_u64().unwrap_or(0);
-            }
-            ours.extend(device["files"].as_array().into_iter().flatten().filter_map(Value::as_u64));
-        }
-    }
-    let is_ours = |file: &&Value| file["id"].as_u64().is_some_and(|id| ours.contains(&id));
-    for file in answer["files"].as_array().into_iter().flatten().filter(is_ours) {
-        *files.entry(file["references"].as_u64().unwrap_or(0)).or_default() += 1;
-    }
-    (holders, files)
-}
-
-fn answers(daemon: &Daemon, handles: usize) -> Result<()> {
-    // The first one after the opens finds them; those after it are the ones that a person waits for.
-    daemon.get("/v1/holders")?;
-    let mut timings = Vec::new();
-    for _ in 0..ANSWERS {
-        interrupt::check()?;
-        let start = Instant::now();
-        let answer = daemon.get("/v1/holders")?;
-        timings.push(start.elapsed());
-        let listed = answer["files"].as_array().map_or(0, Vec::len);
-        if listed < handles {
-            bail!("the daemon lists {listed} files, fewer than the {handles} that are held");
-        }
-    }
-    timings.sort();
-    let p99 = timings[ANSWERS * 99 / 100 - 1];
-    if let Some(samples) = Samples::new(timings) {
-        println!(
-            "storm: answer through the socket with {handles} handles held, {ANSWERS} times: p50 {} ms, p99 {} ms, max {} ms",
-            ms(samples.median()),
-            ms(p99),
-            ms(samples.max())
-        );
-    }
-    Ok(())
-}
-
-fn lift_limit() -> Result<()> {
-    let wanted = HANDLES as u64 + 1_000;
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the struct is valid for writing.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    limit.rlim_cur = limit.rlim_cur.max(wanted);
-    limit.rlim_max = limit.rlim_max.max(wanted);
-    // SAFETY: the struct is valid for reading.
-    match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()).context("cannot raise the limit of open files"),
-    }
-}
-
-/// A process that opens and closes the device until a moment, and then says how often.
-struct Stormer {
-    child: Child,
-}
-
-impl Stormer {
-    fn start(node: &Path, until: Instant) -> Result<Self> {
+impl Stormers {
+    /// `rate`: opens per second of all together; `None`: as fast as can be.
+    pub(super) fn start(node: &Path, until: Instant, rate: Option<u64>) -> Result<Self> {
         let milliseconds = until.saturating_duration_since(Instant::now()).as_millis().to_string();
         let this = std::env::current_exe().context("this program has no path")?;
-        let mut command = Command::new(this);
-        command.arg("stormer").arg("--milliseconds").arg(milliseconds).arg("--device").arg(node);
-        Ok(Self {
-            child: command.stdout(std::process::Stdio::piped()).spawn().context("cannot start a stormer")?,
-        })
+        let mut stormers = Self(Vec::new());
+        for _ in 0..STORMERS {
+            let mut command = Command::new(&this);
+            command.arg("stormer").args(["--milliseconds", &milliseconds]).arg("--device").arg(node);
+            if let Some(rate) = rate {
+                command.arg("--rate").arg((rate / STORMERS).to_string());
+            }
+            let child = command.stdout(Stdio::piped()).spawn().context("cannot start a stormer")?;
+            stormers.0.push(child);
+        }
+        Ok(stormers)
     }
 
-    fn count(&mut self) -> Result<u64> {
-        let mut said = String::new();
-        let out = self.child.stdout.as_mut().context("its output is a pipe")?;
-        std::io::Read::read_to_string(out, &mut said)?;
-        self.child.wait()?;
-        interrupt::check()?;
-        said.trim().parse().with_context(|| format!("a stormer said {said:?}"))
+    /// Waits for their end; opens of all together.
+    pub(super) fn count(&mut self) -> Result<u64> {
+        let mut opens = 0;
+        for child in &mut self.0 {
+            let mut said = String::new();
+            child.stdout.as_mut().context("its output is a pipe")?.read_to_string(&mut said)?;
+            child.wait()?;
+            interrupt::check()?;
+            opens += said.trim().parse::<u64>().with_context(|| format!("a stormer said {said:?}"))?;
+        }
+        Ok(opens)
+    }
+}
+
+impl Drop for Stormers {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Those that have been waited for are left alone.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
@@ -204,17 +130,28 @@ pub(crate) struct Arguments {
     milliseconds: u64,
     /// What to open.
     #[arg(long)]
-    device: std::path::PathBuf,
+    device: PathBuf,
+    /// Opens per second; as many as can be when not given.
+    #[arg(long)]
+    rate: Option<u64>,
 }
+
+/// Opens between two looks at the clock.
+const BATCH: u64 = 64;
 
 /// The stormer itself.
 pub(crate) fn task(arguments: &Arguments) -> Result<()> {
-    let until = Instant::now() + Duration::from_millis(arguments.milliseconds);
-    let mut opens = 0u64;
+    let start = Instant::now();
+    let until = start + Duration::from_millis(arguments.milliseconds);
+    let mut opens = 0;
     while Instant::now() < until {
-        for _ in 0..64 {
+        for _ in 0..BATCH {
             drop(File::open(&arguments.device)?);
-            opens += 1;
+        }
+        opens += BATCH;
+        if let Some(rate) = arguments.rate {
+            let due = start + Duration::from_secs_f64(opens as f64 / rate.max(1) as f64);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
         }
     }
     println!("{opens}");
@@ -230,17 +167,5 @@ mod tests {
     fn only_counters_that_have_grown_are_losses() {
         assert_eq!(grown(&json!({"a": 1, "b": 2}), &json!({"a": 1, "b": 5, "c": 1})), "b 3, c 1");
         assert_eq!(grown(&json!({"a": 1}), &json!({"a": 1})), "none");
-    }
-
-    #[test]
-    fn one_reference_more_is_a_difference() {
-        let answer = |fds: u64, references: u64| {
-            let devices = json!([{"fds": fds, "maps": 0, "in_flight": 0, "files": [1]}]);
-            json!({"holders": [{"pid": std::process::id(), "ppid": 1, "devices": devices}],
-                   "files": [{"id": 1, "references": references}]})
-        };
-        assert_eq!(held(&answer(1, 1)), held(&answer(1, 1)));
-        assert_ne!(held(&answer(1, 1)), held(&answer(2, 1)));
-        assert_ne!(held(&answer(1, 1)), held(&answer(1, 2)));
     }
 }

@@ -24,6 +24,9 @@ const TESTS: &str = "/opt/gpu-tracer/tests";
 /// programs at it when the stand-in driver is loaded.
 const NVML: &str = "/opt/gpu-tracer/lib/libnvidia-ml.so.1";
 
+/// Where tests that bring what NVML is to say look for the stand-in: beside themselves, as Cargo builds it.
+const NVML_OF_TESTS: &str = "/opt/gpu-tracer/tests/libnvidia_ml.so";
+
 /// What the stand-in NVML answers from: the stand-in driver.
 const NVML_WORLD: (&str, &str) = (
     "/opt/gpu-tracer/lib/nvml.json",
@@ -123,6 +126,7 @@ fn add_system(tree: &mut Tree, workspace: &Workspace) -> Result<()> {
     );
     tree.content("etc/group", 0o644, "root:x:0:\nnogroup:x:65534:\n");
     tree.content(NVML_WORLD.0, 0o644, NVML_WORLD.1);
+    tree.copy("vm/cannot", 0o644, &sources.join("cannot.txt"));
     tree.content("etc/fstab", 0o644, "");
     tree.link("etc/mtab", "/proc/self/mounts");
     Ok(())
@@ -157,6 +161,9 @@ fn add_programs(tree: &mut Tree, programs: &Programs, work: &Path) -> Result<()>
         tree.program(&path, &small)?;
     }
     tree.folder(TESTS);
+    if programs.nvml.is_some() {
+        tree.link(NVML_OF_TESTS, NVML);
+    }
     Ok(())
 }
 

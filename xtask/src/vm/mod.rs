@@ -29,24 +29,37 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
+use crate::child;
 use crate::workspace::Workspace;
 use contents::{Mode, Plan, Programs};
 use guest::Guest;
 use kernel::{Kernel, LINES, Line};
-pub(crate) use needs::ensure_packages;
+pub(crate) use needs::{ensure_packages, packages};
 use protocol::Verdict;
 
 /// Where fetched kernels are kept instead of `target/vm/cache`.
 const CACHE_VARIABLE: &str = "GPU_TRACER_VM_CACHE";
 
+/// What one guest may take for all tests: an idle machine of two processors needs less than half of it.
+const GUEST_SECONDS: u64 = 900;
+
+/// What one test may take.
+const TEST_SECONDS: u64 = 120;
+
 /// Arguments of `vm`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The kernel line, or `all`.
-    #[arg(long, default_value = "6.1", value_parser = ["5.10", "6.1", "6.12", "7.2", "all"])]
-    kernel: String,
-    /// Run only tests whose name (`program::test`) contains this.
-    #[arg(long, value_name = "FILTER", default_value = "", conflicts_with_all = ["shell", "command"])]
+    /// Kernel lines, or `all`.
+    #[arg(
+        long,
+        value_name = "LINE,...",
+        value_delimiter = ',',
+        default_value = "6.1",
+        value_parser = ["5.10", "6.1", "6.12", "7.2", "all"]
+    )]
+    kernel: Vec<String>,
+    /// Run only tests whose name (`program::test`) contains this, or one of these with commas between them.
+    #[arg(long, value_name = "FILTER,...", default_value = "", conflicts_with_all = ["shell", "command"])]
     test: String,
     /// Open a shell in the guest instead; it powers off when the shell ends, and Ctrl-A X ends it at once.
     #[arg(long, conflicts_with = "command")]
@@ -70,10 +83,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
     /// Seconds that one guest may take once it is up.
-    #[arg(long, value_name = "SECONDS", default_value_t = 240)]
+    #[arg(long, value_name = "SECONDS", default_value_t = GUEST_SECONDS)]
     deadline: u64,
     /// Seconds after which a test is killed.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = TEST_SECONDS)]
     test_deadline: u64,
     /// Fetch the newest packages although the cache has a kernel of this line.
     #[arg(long)]
@@ -87,6 +100,31 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
+    /// All tests on these kernel lines.
+    fn suite(kernels: &[&str]) -> Self {
+        Self {
+            kernel: kernels.iter().map(|kernel| (*kernel).to_owned()).collect(),
+            test: String::new(),
+            shell: false,
+            driver: false,
+            dev: false,
+            driver_only: false,
+            kvm: false,
+            add: Vec::new(),
+            env: Vec::new(),
+            deadline: GUEST_SECONDS,
+            test_deadline: TEST_SECONDS,
+            refresh: false,
+            fetch_only: false,
+            command: Vec::new(),
+        }
+    }
+
+    /// Is this line asked for?
+    fn asks_for(&self, line: Line) -> bool {
+        self.kernel.iter().any(|kernel| kernel == "all" || kernel == line.label)
+    }
+
     fn mode(&self) -> Mode {
         match (self.shell, self.command.is_empty()) {
             (true, _) => Mode::Shell,
@@ -98,6 +136,36 @@ impl Arguments {
 
 /// Runs `vm`. A command's own exit status becomes that of this program.
 pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    let status = run_all(workspace, arguments)?;
+    if status != 0 {
+        std::process::exit(i32::from(status));
+    }
+    Ok(())
+}
+
+/// Runs all tests in guests of these kernel lines, one guest after the other.
+pub(crate) fn suite(workspace: &Workspace, kernels: &[&str]) -> Result<()> {
+    match run_all(workspace, &Arguments::suite(kernels))? {
+        0 => Ok(()),
+        _ => bail!("tests failed in guests"),
+    }
+}
+
+/// Why no guest can be made here, if none can.
+pub(crate) fn refusal() -> Option<&'static str> {
+    if !cfg!(target_arch = "x86_64") {
+        Some("guests run kernels and compilers for x86-64, which this machine does not execute")
+    } else if !child::is_root() {
+        Some("putting a guest together takes root")
+    } else if child::find_program("apt-get").is_none() {
+        Some("kernels are fetched with apt, which is not on this machine")
+    } else {
+        None
+    }
+}
+
+/// The greatest exit status of the guests.
+fn run_all(workspace: &Workspace, arguments: &Arguments) -> Result<u8> {
     if !cfg!(target_arch = "x86_64") {
         bail!("guests run kernels and compilers for x86-64, which this machine does not execute");
     }
@@ -105,10 +173,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let folder = workspace.root().join("target/vm");
     let cache = std::env::var_os(CACHE_VARIABLE).map_or_else(|| folder.join("cache"), PathBuf::from);
     let cache = std::path::absolute(&cache).context("cannot find the current folder")?;
-    let lines: Vec<Line> = LINES
-        .into_iter()
-        .filter(|line| arguments.kernel == "all" || arguments.kernel == line.label)
-        .collect();
+    let lines: Vec<Line> = LINES.into_iter().filter(|line| arguments.asks_for(*line)).collect();
     if lines.len() > 1 && arguments.mode() == Mode::Shell {
         bail!("a shell is in one guest: give --kernel");
     }
@@ -116,7 +181,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         for line in lines {
             Kernel::fetch(line, &cache, arguments.refresh)?;
         }
-        return Ok(());
+        return Ok(0);
     }
     let programs = programs(workspace, arguments, &folder)?;
     let mut status = 0;
@@ -133,10 +198,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     if !failures.is_empty() {
         bail!("no verdict from {}", failures.join(", "));
     }
-    if status != 0 {
-        std::process::exit(i32::from(status));
-    }
-    Ok(())
+    Ok(status)
 }
 
 fn programs(workspace: &Workspace, arguments: &Arguments, work: &Path) -> Result<Programs> {

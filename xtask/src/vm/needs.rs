@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::debian::{self, Need};
 
 /// What building and starting guests takes, beside the compiler and cargo.
-pub(crate) fn host_tools() -> Vec<Need> {
+fn host_tools() -> Vec<Need> {
     vec![
         Need::program("qemu-system-x86_64", "qemu-system-x86"),
         Need::program("busybox", "busybox-static"),
@@ -37,10 +37,17 @@ pub(crate) fn guest_tools() -> Vec<Need> {
         Need::program("unshare", "util-linux"),
         Need::program("ps", "procps"),
         Need::program("pkill", "procps"),
+        // A copy of busybox under another name is no `sleep`.
+        Need::program("sleep", "coreutils"),
     ]
+}
+
+/// All of it.
+pub(crate) fn packages() -> impl Iterator<Item = Need> {
+    host_tools().into_iter().chain(guest_tools())
 }
 
 /// Installs what is missing of it.
 pub(crate) fn ensure_packages() -> Result<()> {
-    debian::provide(host_tools().into_iter().chain(guest_tools()))
+    debian::provide(packages())
 }

@@ -1,24 +1,36 @@
-//! A second look at tasks that seem stuck: do they move, and what do they wait for?
+//! A second look at tasks that seem stuck: are they still there, do they move, and what do they wait for?
+//!
+//! A task that was killed is inside the driver, in D state, for some hundred ms of an ordinary exit. So it is looked at until it
+//! has gone, or has stayed for so long that it counts as stuck; a quiet host costs nothing.
 
 use std::collections::HashMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::BETWEEN_LOOKS;
-use crate::diagnose::input::{HalfGone, Obstacle, Wait};
-use crate::diagnose::place::{Place, place};
-use crate::model::report::Report;
-use crate::model::{RawText, TaskState};
+use super::obstacle::{self, obstacle};
+use crate::diagnose::input::{HalfGone, LASTING, Obstacle, RESTLESS, Wait};
+use crate::diagnose::place::{Place, in_gpu_driver, place};
+use crate::model::TaskState;
+use crate::model::report::{Holder, Report};
 use crate::process::facts::read_stat;
-use crate::process::patience::within;
+use crate::process::namespaces::is_initial_pid;
 use crate::process::{ProcDir, ProcFs, stack, status};
 
 /// Tasks that are looked at twice; more of them wait for the same thing.
-const MOST_TASKS: usize = 64;
-/// How long a task may take to tell which system call it is in.
-const PATIENCE: Duration = Duration::from_millis(50);
-/// Most bytes of a table of mounts that are read.
-const MOUNTS_LIMIT: usize = 4 << 20;
+const MOST_TASKS: usize = 256;
+/// Until the second look: a wait of a moment is over by then.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+/// Between all further looks.
+const STEP: Duration = Duration::from_millis(50);
+
+/// How long it may take to tell who is stuck.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// Two looks; nobody is called stuck for them.
+    Hasty,
+    /// Until everybody has gone or counts as stuck.
+    Thorough,
+}
 
 /// A task as it was at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,42 +41,105 @@ struct Seen {
     switches: Option<u64>,
 }
 
-/// By task id: whether it moved in [`BETWEEN_LOOKS`], and what is in its way. Empty, at once, where nothing seems stuck.
-pub(super) fn waits(report: &Report, half_gone: &[HalfGone]) -> HashMap<u32, Wait> {
-    let seem_stuck = report
-        .holders
-        .iter()
-        .filter(|holder| holder.state == "D" || holder.sigkill_pending || holder.exiting)
-        .map(|holder| (holder.pid, holder.tid));
-    let tasks: Vec<(u32, u32)> =
-        seem_stuck.chain(half_gone.iter().map(|task| (task.pid, task.tid))).take(MOST_TASKS).collect();
-    if tasks.is_empty() {
+/// A task that is watched.
+#[derive(Clone, Copy, Debug)]
+struct Suspect {
+    pid: u32,
+    tid: u32,
+    /// Would it count as stuck if it stayed? Not one that reads from a disk.
+    may_be_stuck: bool,
+}
+
+impl Suspect {
+    /// `None`: nothing about this holder seems stuck.
+    fn holder(holder: &Holder) -> Option<Self> {
+        let killed = holder.sigkill_pending || holder.exiting;
+        let place = place(holder.wchan.as_deref(), &holder.stack);
+        let in_the_way =
+            matches!(place, Place::GpuDriver | Place::FrozenFileSystem) || in_gpu_driver(&holder.stack);
+        (killed || holder.state == "D").then_some(Self {
+            pid: holder.pid,
+            tid: holder.tid,
+            may_be_stuck: killed || in_the_way,
+        })
+    }
+}
+
+/// By task id: whether it moved between the looks, and what is in its way. Empty, at once, where nothing seems stuck.
+pub(super) fn waits(report: &Report, half_gone: &[HalfGone], patience: Patience) -> HashMap<u32, Wait> {
+    let half_gone = half_gone.iter().map(|task| Suspect { pid: task.pid, tid: task.tid, may_be_stuck: true });
+    let suspects: Vec<Suspect> =
+        report.holders.iter().filter_map(Suspect::holder).chain(half_gone).take(MOST_TASKS).collect();
+    // Where `/proc` numbers processes differently from the kernel it would be others that are looked at.
+    if suspects.is_empty() || !is_initial_pid() {
         return HashMap::new();
     }
-    let first: Vec<Option<Seen>> = tasks.iter().map(|(pid, tid)| see(*pid, *tid)).collect();
+    let first: Vec<Option<Seen>> = suspects.iter().map(|one| see(one.pid, one.tid)).collect();
     let begun = Instant::now();
-    let mut obstacles: HashMap<u32, Obstacle> = HashMap::new();
+    let mut obstacles = obstacles(&suspects, begun);
+    let mut waits = watch(
+        &suspects,
+        &first,
+        patience,
+        |one| see(one.pid, one.tid),
+        |until| {
+            thread::sleep(until.saturating_sub(begun.elapsed()));
+            begun.elapsed()
+        },
+    );
+    for (tid, wait) in &mut waits {
+        wait.obstacle = obstacles.remove(tid);
+    }
+    waits
+}
+
+fn obstacles(suspects: &[Suspect], begun: Instant) -> HashMap<u32, Obstacle> {
     // One process that does not answer must not use up the time of all.
-    let enough = begun + 2 * PATIENCE;
-    for (pid, tid) in &tasks {
-        if Instant::now() < enough
-            && let Some(obstacle) = obstacle(*pid, *tid)
-        {
+    let enough = begun + 2 * obstacle::PATIENCE;
+    let mut obstacles = HashMap::new();
+    for Suspect { pid, tid, .. } in suspects {
+        if Instant::now() >= enough {
+            break;
+        }
+        let (wchan, frames) = where_it_waits(*pid, *tid);
+        if let Some(obstacle) = obstacle(*pid, *tid, place(wchan.as_deref(), &frames)) {
             obstacles.insert(*tid, obstacle);
         }
     }
-    thread::sleep(BETWEEN_LOOKS.saturating_sub(begun.elapsed()));
-    let over_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tasks
-        .iter()
-        .zip(first)
-        .map(|((pid, tid), first)| {
-            let second = see(*pid, *tid);
-            let gone = second.is_none() || first.zip(second).is_some_and(|(a, b)| a.start_ns != b.start_ns);
-            let unmoved = first.is_some_and(|first| first.switches.is_some() && Some(first) == second);
-            (*tid, Wait { over_ms, gone, unmoved, obstacle: obstacles.remove(tid) })
-        })
-        .collect()
+    obstacles
+}
+
+/// Looks again and again; `sleep` sleeps until a moment after the first look and gives the moment that it has become.
+fn watch(
+    suspects: &[Suspect],
+    first: &[Option<Seen>],
+    patience: Patience,
+    look: impl Fn(&Suspect) -> Option<Seen>,
+    mut sleep: impl FnMut(Duration) -> Duration,
+) -> HashMap<u32, Wait> {
+    let mut waits: HashMap<u32, Wait> = HashMap::new();
+    let mut until = BETWEEN_LOOKS;
+    loop {
+        let now = sleep(until);
+        let mut open = false;
+        for (suspect, first) in suspects.iter().zip(first) {
+            let wait = waits.entry(suspect.tid).or_insert_with(|| Wait { unmoved: true, ..Wait::default() });
+            if wait.gone || wait.is_lasting() || wait.over_ms > 0 && !suspect.may_be_stuck {
+                continue;
+            }
+            let seen = look(suspect);
+            wait.over_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX).max(1);
+            wait.gone = first.zip(seen).is_none_or(|(first, seen)| first.start_ns != seen.start_ns);
+            wait.unmoved &= seen.is_some_and(|seen| seen.switches.is_some() && Some(seen) == *first);
+            open |= suspect.may_be_stuck && !wait.gone && !wait.is_lasting();
+        }
+        if !open || patience == Patience::Hasty {
+            return waits;
+        }
+        // Not past the moment at which the next of them counts as stuck.
+        let next = [LASTING, RESTLESS].into_iter().filter(|moment| *moment > now).min();
+        until = next.map_or(now + STEP, |moment| moment.min(now + STEP));
+    }
 }
 
 /// `None` when it has ended.
@@ -79,7 +154,7 @@ fn see(pid: u32, tid: u32) -> Option<Seen> {
     Some(Seen { start_ns: stat.start_ns, state: stat.state, switches })
 }
 
-fn task(pid: u32, tid: u32) -> Option<ProcDir> {
+pub(super) fn task(pid: u32, tid: u32) -> Option<ProcDir> {
     ProcFs::host().process(pid).and_then(|process| process.below(format!("task/{tid}"))).ok()
 }
 
@@ -91,150 +166,63 @@ pub(super) fn where_it_waits(pid: u32, tid: u32) -> (Option<String>, Vec<String>
     (wchan, frames.unwrap_or_default())
 }
 
-/// What a task waits for, if it waits in a file system.
-fn obstacle(pid: u32, tid: u32) -> Option<Obstacle> {
-    let (wchan, frames) = where_it_waits(pid, tid);
-    let place = place(wchan.as_deref(), &frames);
-    if !matches!(place, Place::FrozenFileSystem | Place::Fuse | Place::Nfs | Place::FileSystem) {
-        return None;
-    }
-    let of_call = within(PATIENCE, move || of_system_call(pid, tid)).ok().flatten();
-    match (of_call, place) {
-        (Some(obstacle), _) => Some(obstacle),
-        (None, Place::Fuse) => waiting_connection(),
-        (None, _) => None,
-    }
-}
-
-/// The file that its system call is about. Names are read, nothing is opened: that could block as well.
-fn of_system_call(pid: u32, tid: u32) -> Option<Obstacle> {
-    let task = task(pid, tid)?;
-    let call = task.read("syscall", 512).ok()?;
-    let mut words = std::str::from_utf8(&call).ok()?.split_ascii_whitespace();
-    let number: i64 = words.next()?.parse().ok()?;
-    let fd = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
-    if !TAKES_FD.contains(&number) {
-        return None;
-    }
-    let path = task.link(format!("fd/{fd}")).ok().filter(|path| path.0.starts_with(b"/"))?;
-    let mounts = task.read("mountinfo", MOUNTS_LIMIT).ok()?;
-    let mount = mount_of(&mounts, &path.0)?;
-    Some(Obstacle { path: Some(path), ..mount })
-}
-
-/// System calls whose first argument is the descriptor that they may wait for.
-const TAKES_FD: &[i64] = &[
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_pread64,
-    libc::SYS_pwrite64,
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_ftruncate,
-    libc::SYS_fallocate,
-    libc::SYS_ioctl,
-    libc::SYS_getdents64,
-    libc::SYS_fstat,
-    libc::SYS_openat,
-    libc::SYS_sendfile,
-];
-
-/// The mount that a path lies on: the longest mount point that begins it, the last of equals, which hides the others.
-fn mount_of(mountinfo: &[u8], path: &[u8]) -> Option<Obstacle> {
-    let lines = mountinfo.split(|byte| *byte == b'\n').filter_map(parse_mount);
-    let below = |mount: &[u8]| {
-        mount == b"/" || path == mount || path.strip_prefix(mount).is_some_and(|rest| rest.starts_with(b"/"))
-    };
-    let found = lines.filter(|(point, ..)| below(point)).max_by_key(|(point, ..)| point.len())?;
-    let (point, file_system, minor) = found;
-    let fuse = file_system.starts_with("fuse") || file_system == "virtiofs";
-    Some(Obstacle {
-        path: None,
-        mount: Some(RawText::from(point)),
-        fuse_connection: minor.filter(|_| fuse),
-        file_system,
-    })
-}
-
-/// Mount point, type, and the minor number where the major is 0, of a line of `mountinfo`.
-fn parse_mount(line: &[u8]) -> Option<(Vec<u8>, String, Option<u32>)> {
-    let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
-    let dash = fields.iter().position(|field| *field == b"-")?;
-    let device = std::str::from_utf8(fields.get(2)?).ok()?;
-    let minor = device.strip_prefix("0:").and_then(|minor| minor.parse().ok());
-    let file_system = String::from_utf8_lossy(fields.get(dash + 1)?).into_owned();
-    Some((unescape(fields.get(4)?), file_system, minor))
-}
-
-/// `\040` and the like, as `mountinfo` writes blanks and backslashes.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, tail)) = rest.split_first() {
-        let digits = tail.get(..3).filter(|digits| digits.iter().all(|digit| (b'0'..=b'7').contains(digit)));
-        match digits {
-            Some(digits) if *first == b'\\' => {
-                let code = digits.iter().fold(0u32, |code, digit| code * 8 + u32::from(digit - b'0'));
-                out.push(u8::try_from(code).unwrap_or(b'?'));
-                rest = &tail[3..];
-            }
-            _ => {
-                out.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    out
-}
-
-/// The FUSE connection with requests that wait, if there is only one.
-fn waiting_connection() -> Option<Obstacle> {
-    let mut waiting = Vec::new();
-    for entry in std::fs::read_dir("/sys/fs/fuse/connections").ok()?.flatten().take(1024) {
-        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
-        let requests = std::fs::read_to_string(entry.path().join("waiting")).unwrap_or_default();
-        if requests.trim().parse::<u64>().is_ok_and(|requests| requests > 0) {
-            waiting.push(number);
-        }
-    }
-    let [connection] = waiting[..] else { return None };
-    let mounts =
-        ProcFs::host().process(std::process::id()).and_then(|ours| ours.read("mountinfo", MOUNTS_LIMIT));
-    let mounts = mounts.unwrap_or_default();
-    let mounted = mounts
-        .split(|byte| *byte == b'\n')
-        .filter_map(parse_mount)
-        .find(|(_, file_system, minor)| *minor == Some(connection) && file_system.starts_with("fuse"));
-    let (mount, file_system) = match mounted {
-        Some((point, file_system, _)) => (Some(RawText::from(point)), file_system),
-        None => (None, "fuse".to_owned()),
-    };
-    Some(Obstacle { path: None, mount, file_system, fuse_connection: Some(connection) })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
-    const MOUNTS: &[u8] = b"22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
-        30 22 0:41 / /data\\040one rw - fuse.sshfs host: rw\n\
-        31 22 0:42 / /mnt rw - tmpfs tmpfs rw\n\
-        32 22 7:0 / /mnt rw - ext4 /dev/loop0 rw\n";
+    const DISK: Seen = Seen { start_ns: 1, state: TaskState::Uninterruptible, switches: Some(7) };
+
+    /// What becomes of a task that is as `seen` says so many ms after the first look; and for how long it is watched, ms.
+    fn watched(may_be_stuck: bool, patience: Patience, seen: impl Fn(u64) -> Option<Seen>) -> (Wait, u64) {
+        let now = Cell::new(Duration::ZERO);
+        let ms = |now: Duration| u64::try_from(now.as_millis()).unwrap();
+        let suspect = Suspect { pid: 7, tid: 7, may_be_stuck };
+        let mut waits = watch(
+            &[suspect],
+            &[seen(0)],
+            patience,
+            |_| seen(ms(now.get())),
+            |until| {
+                now.set(until.max(now.get()));
+                now.get()
+            },
+        );
+        (waits.remove(&7).expect("it was watched"), ms(now.get()))
+    }
 
     #[test]
-    fn a_path_lies_on_the_longest_mount_and_the_latest_of_equals() {
-        let of = |path: &str| {
-            let found = mount_of(MOUNTS, path.as_bytes()).expect("a root is mounted");
-            (found.mount.expect("it is mounted").to_text(), found.file_system, found.fuse_connection)
-        };
-        assert_eq!(of("/etc/passwd"), ("/".to_owned(), "ext4".to_owned(), None));
-        assert_eq!(of("/data one/x"), ("/data one".to_owned(), "fuse.sshfs".to_owned(), Some(41)));
-        assert_eq!(of("/mnt/a"), ("/mnt".to_owned(), "ext4".to_owned(), None));
-        assert_eq!(of("/mntx"), ("/".to_owned(), "ext4".to_owned(), None));
+    fn an_ordinary_exit_is_watched_until_it_is_over_and_is_not_stuck() {
+        let (wait, took) = watched(true, Patience::Thorough, |ms| (ms < 160).then_some(DISK));
+        assert!(wait.gone && !wait.is_lasting(), "{wait:?}");
+        assert_eq!(took, 200, "not longer");
+    }
+
+    #[test]
+    fn one_that_stays_is_stuck_after_a_second_and_one_that_moves_after_two() {
+        let (wait, took) = watched(true, Patience::Thorough, |_| Some(DISK));
+        assert!(wait.is_lasting() && wait.unmoved, "{wait:?}");
+        assert_eq!(took, 1000);
+        let moving = |ms| Some(Seen { switches: Some(ms), ..DISK });
+        let (wait, took) = watched(true, Patience::Thorough, moving);
+        assert!(wait.is_lasting() && !wait.unmoved, "{wait:?}");
+        assert_eq!(took, 2000);
+    }
+
+    #[test]
+    fn a_haste_and_a_disk_take_two_looks_and_nobody_is_called_stuck_for_them() {
+        for (may_be_stuck, patience) in [(true, Patience::Hasty), (false, Patience::Thorough)] {
+            let (wait, took) = watched(may_be_stuck, patience, |_| Some(DISK));
+            assert!(!wait.is_lasting() && !wait.gone, "{wait:?}");
+            assert_eq!(took, 100);
+        }
+    }
+
+    #[test]
+    fn another_task_with_the_same_id_is_not_the_one() {
+        let (wait, _) = watched(true, Patience::Thorough, |ms| Some(Seen { start_ns: 1 + ms / 100, ..DISK }));
+        assert!(wait.gone, "{wait:?}");
     }
 
     #[test]

@@ -7,14 +7,15 @@
 //!
 //! The bytes are not trusted. Whatever they say, an answer or an error comes back, in bounded time.
 
+mod bytes;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use table::{Kind, Table, Type};
 
 /// Modifiers in a row (`const volatile typedef ...`) and arrays of arrays. Real code has fewer than ten.
@@ -23,8 +24,6 @@ const MAX_CHAIN: u32 = 64;
 const MAX_DEPTH: u32 = 32;
 /// Members looked at for one answer. `task_struct` has about 300.
 const MAX_MEMBERS: u32 = 1 << 18;
-/// No kernel's BTF comes near this.
-const MAX_FILE: u64 = 256 << 20;
 
 /// Where one member is and how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,12 +139,12 @@ impl Btf {
 
     /// Reads and indexes the file at `path`.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, BtfError> {
-        Self::parse(read_bounded(path.as_ref())?)
+        Self::index(path.as_ref(), None)
     }
 
     /// Reads and indexes the file of a module, which continues `base`.
     pub fn read_split(path: impl AsRef<Path>, base: &Self) -> Result<Self, BtfError> {
-        Self::parse_split(read_bounded(path.as_ref())?, base)
+        Self::index(path.as_ref(), Some(base))
     }
 
     /// The blob itself, without its base.
@@ -156,14 +155,22 @@ impl Btf {
 
     /// Indexes a whole blob.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, BtfError> {
-        Table::parse(bytes, None).map(|table| Self { table: Arc::new(table) })
+        Table::parse(Bytes::Copied(bytes), None).map(|table| Self { table: Arc::new(table) })
+    }
+
+    fn index(path: &Path, base: Option<&Self>) -> Result<Self, BtfError> {
+        let bytes = Bytes::of_file(path);
+        let bytes = bytes.map_err(|source| BtfError::Read { path: path.to_owned(), source })?;
+        let base = base.map(|base| Arc::clone(&base.table));
+        Table::parse(bytes, base).map(|table| Self { table: Arc::new(table) })
     }
 
     /// Indexes a blob whose ids and strings continue those of `base`: a module's.
     ///
     /// Names are looked for in the module first and, where it has none, in the base.
     pub fn parse_split(bytes: Vec<u8>, base: &Self) -> Result<Self, BtfError> {
-        Table::parse(bytes, Some(Arc::clone(&base.table))).map(|table| Self { table: Arc::new(table) })
+        Table::parse(Bytes::Copied(bytes), Some(Arc::clone(&base.table)))
+            .map(|table| Self { table: Arc::new(table) })
     }
 
     /// Where the member `path` of `structure` is.
@@ -390,13 +397,4 @@ fn agreeing<T: PartialEq>(
         }
     }
     agreed.unwrap_or_else(|| Err(BtfError::NoStructure { structure: structure.to_owned() }))
-}
-
-fn read_bounded(path: &Path) -> Result<Vec<u8>, BtfError> {
-    let failed = |source| BtfError::Read { path: path.to_owned(), source };
-    let file = std::fs::File::open(path).map_err(failed)?;
-    let len = file.metadata().map_err(failed)?.len().min(MAX_FILE);
-    let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0) + 1);
-    file.take(MAX_FILE).read_to_end(&mut bytes).map_err(failed)?;
-    Ok(bytes)
 }

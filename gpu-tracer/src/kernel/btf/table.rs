@@ -8,6 +8,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::BtfError;
+use super::bytes::Bytes;
 
 /// `BTF_MAGIC`.
 const MAGIC: u16 = 0xeb9f;
@@ -120,7 +121,7 @@ impl Type<'_> {
 
 /// One blob, indexed.
 pub(super) struct Table {
-    bytes: Vec<u8>,
+    bytes: Bytes,
     /// Begin and end of the string section.
     strings: (u32, u32),
     /// Where each type begins; the first has id `first_id`.
@@ -146,7 +147,7 @@ impl std::fmt::Debug for Table {
 }
 
 impl Table {
-    pub(super) fn parse(bytes: Vec<u8>, base: Option<Arc<Self>>) -> Result<Self, BtfError> {
+    pub(super) fn parse(bytes: Bytes, base: Option<Arc<Self>>) -> Result<Self, BtfError> {
         let (first_id, first_string) = match &base {
             None => (1, 0),
             // Ids and string offsets of a split blob go on where the base ends.

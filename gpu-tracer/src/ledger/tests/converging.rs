@@ -105,7 +105,7 @@ fn small_event() -> impl Strategy<Value = Event> {
     let exiting = (id.clone(), any::<bool>(), any::<i32>(), prop::option::of(1..5u64), vec(held, 0..4))
         .prop_map(|(task, group_dead, code, table, held)| {
             let table = table.map(TableKey);
-            EventKind::Exiting { task, group_dead, exit: Exit(code), table, held }
+            EventKind::Exiting { task, group_dead, exit: Exit(code), table, held, may_wait: Vec::new() }
         });
     let signalled = (id.clone(), id.clone(), 0..12i32, -7..129i32, name()).prop_map(
         |(task, target, signal, code, comm)| {

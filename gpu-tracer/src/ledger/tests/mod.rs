@@ -9,7 +9,7 @@ mod states;
 
 use crate::ledger::{Ledger, View};
 use crate::model::change::{Change, ChangeKind};
-use crate::model::event::{Access, Event, EventKind, Exit, HeldAtExit, Sender, Slot, TaskId};
+use crate::model::event::{Access, Event, EventKind, Exit, HeldAtExit, MayWait, Sender, Slot, TaskId};
 use crate::model::snapshot::Source;
 use crate::model::{
     DeviceNumber, FileKey, Missing, MmKey, OpenFile, ProcessId, RawText, Reference, Snapshot, TableKey, Task,
@@ -121,7 +121,17 @@ fn exiting(at_ns: u64, tgid: u32, code: i32, held: &[(u64, u32)]) -> Event {
         .map(|(file, fd)| HeldAtExit { file: FileKey(*file), device: GPU0, fd: *fd, identity: 0 })
         .collect();
     let table = Some(TableKey(u64::from(tgid)));
-    event(at_ns, EventKind::Exiting { task: leader(tgid), group_dead: true, exit: Exit(code), table, held })
+    event(
+        at_ns,
+        EventKind::Exiting {
+            task: leader(tgid),
+            group_dead: true,
+            exit: Exit(code),
+            table,
+            held,
+            may_wait: Vec::new(),
+        },
+    )
 }
 
 fn killed(at_ns: u64, sender: u32, target: u32) -> Event {

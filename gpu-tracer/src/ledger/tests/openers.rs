@@ -92,6 +92,34 @@ fn an_open_that_the_look_came_too_early_for_is_matched_in_the_next() {
 }
 
 #[test]
+fn what_is_seen_in_a_slot_that_is_opened_while_the_look_goes_on_may_have_been_there_before_that() {
+    // 10 duplicates its file to slot 8, and closes both while the look goes on; then it opens another as 8.
+    let mut ledger = one_open();
+    let before = ids(&ledger);
+    ledger.apply(&opens(200_500, 10, GPU0, 8));
+    ledger.reconcile(&world(200_000, tasks(), vec![device(1, GPU0, 1)], vec![fd(1, 10, 8)]));
+    assert_eq!((ids(&ledger), openings(&ledger)), (before, vec![Some((10, 60_000, true))]));
+    // And a file that is new: in this look it may be that of 20, in the next it is where 10 opened it.
+    let mut ledger = nothing_open();
+    ledger.apply(&opens(60_000, 20, GPU0, 5));
+    ledger.apply(&opens(100_500, 10, GPU0, 3));
+    ledger.reconcile(&world(100_000, tasks(), vec![device(1, GPU0, 1)], vec![fd(1, 10, 3)]));
+    assert_eq!((openings(&ledger), ledger.drift().unannounced), (vec![None], 0));
+    ledger.reconcile(&world(200_000, tasks(), vec![device(1, GPU0, 1)], vec![fd(1, 10, 3)]));
+    assert_eq!(openings(&ledger).len(), 1);
+    assert_eq!(openings(&ledger)[0].map(|(opener, at_ns, _)| (opener, at_ns)), Some((10, 100_500)));
+}
+
+#[test]
+fn a_file_that_was_opened_and_moved_while_the_look_went_on_is_not_said_to_be_an_earlier_openers() {
+    let mut ledger = nothing_open();
+    ledger.apply(&opens(60_000, 20, GPU0, 5));
+    ledger.apply(&opens(100_500, 10, GPU0, 3));
+    ledger.reconcile(&world(100_000, tasks(), vec![device(1, GPU0, 1)], vec![fd(1, 10, 9)]));
+    assert_eq!(openings(&ledger), [None]);
+}
+
+#[test]
 fn an_open_that_takes_the_driver_several_looks_is_still_its_openers() {
     let mut ledger = nothing_open();
     ledger.apply(&opens(60_000, 10, GPU0, 3));

@@ -73,7 +73,14 @@ fn storm(ledger: &mut Ledger, n: u32, round: u64) {
                 identity: at_ns,
             });
             let (table, held) = (Some(table), held.to_vec());
-            let kind = EventKind::Exiting { task, group_dead: true, exit: Exit(0), table, held };
+            let kind = EventKind::Exiting {
+                task,
+                group_dead: true,
+                exit: Exit(0),
+                table,
+                held,
+                may_wait: Vec::new(),
+            };
             ledger.apply(&event(at_ns + 50, kind));
             ledger.apply(&event(at_ns + 60, EventKind::Freed { task }));
         }

@@ -295,3 +295,46 @@ fn a_walk_of_proc_forgets_what_it_does_not_see_without_claiming_proof() {
     ledger.reconcile(&walk(1, vec![uncounted], vec![fd(1, 10, 3)]));
     assert_eq!(how(&ledger.reconcile(&walk(2, vec![], vec![])).changes), [ReleasedHow::NotSeen]);
 }
+
+#[test]
+fn files_of_a_device_that_is_not_watched_any_more_are_forgotten_and_nobody_holds_them() {
+    let mut ledger = ledger_with_one_holder();
+    assert_eq!(ledger.forget_devices(200_000, |number| number == GPU0), []);
+    assert_eq!(ledger.view().files.len(), 1, "it is watched");
+    let changes = ledger.forget_devices(200_000, |number| number != GPU0);
+    assert_eq!(how(&changes), [ReleasedHow::NotSeen]);
+    let view = ledger.view();
+    assert_eq!((view.files.len(), view.holders.len(), ledger.living().len()), (0, 0, 0), "{view:?}");
+}
+
+#[test]
+fn the_memory_of_a_crowd_of_files_is_given_back_when_they_have_gone() {
+    let mut ledger = Ledger::new();
+    let files = (1..=5_000).map(|key| device(key, GPU0, 1)).collect();
+    let references = (1..=5_000).map(|key| fd(key, 10, key as u32)).collect();
+    ledger.reconcile(&world(100_000, vec![task(10, 10)], files, references));
+    assert!(!ledger.shrink(), "it is needed");
+    ledger.reconcile(&one_holder(200_000));
+    assert_eq!(ledger.view().files.len(), 1);
+    assert!(ledger.shrink());
+    assert!(!ledger.shrink(), "once");
+    assert_eq!(ledger.view().files.len(), 1);
+}
+
+#[test]
+fn the_descriptor_that_an_exit_cannot_get_past_lies_before_the_first_device_that_is_not_released() {
+    let mut ledger = Ledger::with_rechecks();
+    let files = vec![device(1, GPU0, 1), device(2, GPU0, 1)];
+    ledger.reconcile(&world(100_000, vec![task(10, 10)], files, vec![fd(1, 10, 4), fd(2, 10, 8)]));
+    let mut exit = exiting(100_020, 10, 9, &[(1, 4), (2, 8)]);
+    let waits = |fd| MayWait { fd, file_system: 0x6969 };
+    if let EventKind::Exiting { may_wait, .. } = &mut exit.kind {
+        *may_wait = vec![waits(3), waits(5), waits(9)];
+    }
+    ledger.apply(&exit);
+    let closing = |ledger: &Ledger| ledger.view().holders[0].closing.clone();
+    ledger.reconcile(&world(100_100, vec![half_gone(10, 10)], vec![], vec![]));
+    assert_eq!(closing(&ledger), [waits(3)], "none of the devices is released");
+    ledger.apply(&checked(100_200, 1, None));
+    assert_eq!(closing(&ledger), [waits(5)], "the first is");
+}

@@ -64,6 +64,10 @@ pub(super) static HOOKS: [Hook; 10] = [
         c"sched_process_exit",
         &[
             ("on_exit", None),
+            (
+                "on_exit_in_steps",
+                Some("of exiting tasks the first 512 descriptors are seen: more needs Linux 5.17"),
+            ),
             ("on_exit_only", Some("exiting tasks are seen, but not what they hold: that needs Linux 5.17")),
         ],
     ),

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 
 use gpu_tracer_common::events::{
     DriverRecord, EventHead, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED, KIND_OPENED, KIND_OPENING,
-    KIND_RELEASING, NO_FD, SignalRecord, TaskRef, TouchKey, TouchRecord, WINDOW_NS, access_bits, exit_bits,
+    KIND_RELEASING, MAY_WAIT, NO_FD, SignalRecord, TaskRef, TouchKey, TouchRecord, WINDOW_NS, access_bits,
+    exit_bits,
 };
 
 use super::decode::Record;
 use crate::model::{
     DeviceNumber, DeviceTable, FileKey, ProcessId, RawText, TableKey,
-    event::{Access, Event, EventKind, Exit, HeldAtExit, Sender, Slot, TaskId},
+    event::{Access, Event, EventKind, Exit, HeldAtExit, MayWait, Sender, Slot, TaskId},
 };
 
 /// Unfinished exits that are kept; there are never more than tasks exiting at the same time.
@@ -51,7 +52,7 @@ pub(super) struct Doubt {
 pub(super) struct Translator {
     devices: DeviceTable,
     /// Files of exits whose last record has not come.
-    parts: HashMap<TaskId, Vec<HeldAtExit>>,
+    parts: HashMap<TaskId, Table>,
     touched: HashMap<(ProcessId, DeviceNumber), Touched>,
     doubts: HashMap<TouchKey, Doubt>,
 }
@@ -189,29 +190,48 @@ impl Translator {
 
     fn exiting(&mut self, record: &ExitRecord, held: &[ExitHold]) -> Option<EventKind> {
         let task = task(record.head.task);
-        let devices = &self.devices;
-        let held = held.iter().filter_map(|hold| {
+        let mut table = Table::default();
+        for hold in held {
             let device = DeviceNumber::from_kernel(hold.rdev);
-            devices.identify(device)?;
-            Some(HeldAtExit { file: FileKey(hold.file), device, fd: hold.fd, identity: hold.identity })
-        });
+            if hold.rdev == MAY_WAIT {
+                table.may_wait.push(MayWait { fd: hold.fd, file_system: hold.identity });
+            } else if self.devices.contains(device) {
+                let file = FileKey(hold.file);
+                table.held.push(HeldAtExit { file, device, fd: hold.fd, identity: hold.identity });
+            }
+        }
         if record.head.detail & exit_bits::MORE != 0 {
             if self.parts.len() >= MAX_PARTS {
                 // Their last records are lost, which has been counted.
                 self.parts.clear();
             }
-            self.parts.entry(task).or_default().extend(held);
+            self.parts.entry(task).or_default().append(table);
             return None;
         }
         let mut all = self.parts.remove(&task).unwrap_or_default();
-        all.extend(held);
+        all.append(table);
         Some(EventKind::Exiting {
             task,
             group_dead: record.head.detail & exit_bits::GROUP_DEAD != 0,
             exit: Exit(record.exit_code),
             table: (record.table != 0).then_some(TableKey(record.table)),
-            held: all,
+            held: all.held,
+            may_wait: all.may_wait,
         })
+    }
+}
+
+/// What is in the fd table of a task that exits.
+#[derive(Debug, Default)]
+struct Table {
+    held: Vec<HeldAtExit>,
+    may_wait: Vec<MayWait>,
+}
+
+impl Table {
+    fn append(&mut self, mut more: Self) {
+        self.held.append(&mut more.held);
+        self.may_wait.append(&mut more.may_wait);
     }
 }
 

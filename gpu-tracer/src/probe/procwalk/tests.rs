@@ -326,7 +326,7 @@ fn without_map_files_a_mapping_is_looked_for_under_its_name_and_only_believed_if
     );
     let snapshot = proc.walk();
     assert_eq!(count(&snapshot), Held { files: 1, maps: 1, ..Held::default() });
-    assert!(why(&snapshot, "mappings").is_some_and(|why| why.starts_with("1 mapped files of process 100")));
+    assert!(why(&snapshot, "mappings").is_some_and(|why| why.starts_with("1 mapped file of process 100")));
 }
 
 #[test]

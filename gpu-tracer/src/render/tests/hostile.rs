@@ -127,6 +127,7 @@ fn gpu() -> impl Strategy<Value = GpuReport> {
             memory_used_mib: used,
             memory_total_mib: total,
             unattributed_mib: unattributed,
+            idle_mib: None,
         })
 }
 
@@ -201,6 +202,7 @@ pub(crate) fn holder() -> impl Strategy<Value = Holder> {
         started_at: ids.4,
         pid_in_ns: ids.5,
         ppid: 1,
+        session: ids.5,
         uid: ids.6,
         comm: names.0,
         cmdline: names.1,

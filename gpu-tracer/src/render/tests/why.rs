@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::diagnose::input::{Obstacle, Resolved, Wait};
-use crate::diagnose::tests::{claim, holder, report, stuck_thread, with_memory};
+use crate::diagnose::tests::{claim, holder, lasting, report, stuck_thread, with_memory};
 use crate::diagnose::{Input, diagnose};
 use crate::gpu::NvmlStatus;
 use crate::model::report::{HeldMemory, Holder, Report};
@@ -26,9 +26,7 @@ fn a_stuck_thread_among_eight_gpus() {
         file_system: "ext4".to_owned(),
         fuse_connection: None,
     };
-    input
-        .waits
-        .insert(440, Wait { over_ms: 100, unmoved: true, obstacle: Some(obstacle), ..Wait::default() });
+    input.waits.insert(440, Wait { obstacle: Some(obstacle), ..lasting() });
     insta::assert_snapshot!(printed(&input));
 }
 
@@ -69,6 +67,19 @@ fn eight_workers_that_hold_eight_gpus() {
 }
 
 #[test]
+fn who_computes_on_one_gpu_has_only_contexts_on_the_others() {
+    let mut one = holder(500, 0);
+    one.devices = (0..4).map(|gpu| holder(500, gpu).devices.remove(0)).collect();
+    one.memory = vec![HeldMemory { gpu: 2, mib: 60_518, source: "nvml".to_owned() }];
+    let input = with_memory(Report { holders: vec![one], ..report(4) }, &[3, 3, 60_526, 3]);
+    let text = printed(&input);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("GPU 2 is held by PID 500"), "{text}");
+    assert_eq!(lines[1], "Of GPU 0,1,3 they have no more than an idle context.");
+    assert!(text.contains("gpu-tracer release 0-3"), "{text}");
+}
+
+#[test]
 fn an_unknown_answer_says_why() {
     let mut input = Input::of(report(1));
     input.nvml = NvmlStatus::Hung {
@@ -96,8 +107,30 @@ fn a_name_that_is_no_text_looks_the_same_in_sentences_as_in_the_table() {
 }
 
 #[test]
+fn gpus_that_are_unknown_for_the_same_reason_are_told_of_once() {
+    let mut input = with_memory(report(4), &[1, 1, 3, 99]);
+    input.report.coverage.complete = false;
+    input.report.coverage.missing = vec![crate::model::report::MissingReport {
+        what: "half-exited-task".to_owned(),
+        why: "PID 428 (state D) is half-way through its exit: no scan can see what it has not released yet"
+            .to_owned(),
+    }];
+    input.half_gone = vec![crate::diagnose::input::HalfGone {
+        pid: 428,
+        tid: 428,
+        comm: "python3".into(),
+        state: "D".to_owned(),
+        stack: vec!["os_acquire_semaphore [nvidia]".to_owned()],
+        ..Default::default()
+    }];
+    input.waits.insert(428, lasting());
+    insta::assert_snapshot!(printed(&input));
+}
+
+#[test]
 fn rows_are_one_per_gpu() {
-    let input = with_memory(Report { holders: vec![stuck_thread(1)], ..report(2) }, &[1, 93_699]);
+    let mut input = with_memory(Report { holders: vec![stuck_thread(1)], ..report(2) }, &[1, 93_699]);
+    input.waits.insert(440, lasting());
     let mut out = Vec::new();
     why(&diagnose(&input), Format::Csv { header: true }, &view(None), &mut out).unwrap();
     insta::assert_snapshot!(String::from_utf8(out).unwrap());

@@ -9,7 +9,7 @@ use std::{
 use super::{
     FULL, PATIENCE, Shell, attach, devices, exits, is_exit_of, is_root, iterators,
     parts::{Part, Playing, STORM},
-    touches_by, until, walks_tables,
+    touches_by, until, walks_long_tables, walks_tables,
 };
 use crate::{
     kernel::Answer,
@@ -174,7 +174,7 @@ fn a_long_table_is_written_down_whole_and_names_the_files_that_a_snapshot_names(
         return;
     }
     let mut source = attach(&Options::default());
-    if !walks_tables(&source) {
+    if !walks_long_tables(&source) {
         return;
     }
     let mut holder = Playing::start(Part::Descriptors, Path::new(""));

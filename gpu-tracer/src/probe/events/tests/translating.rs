@@ -52,6 +52,7 @@ fn each_record_says_what_it_says() {
             exit: Exit(9),
             table: Some(TableKey(0xf00)),
             held: vec![HeldAtExit { file: FileKey(0xabc), device: GPU0, fd: 7, identity: 1 }],
+            may_wait: Vec::new(),
         },
         EventKind::Freed { task },
         EventKind::Renamed { task, old: comm(), new: "VLLM::Worker_TP".into() },

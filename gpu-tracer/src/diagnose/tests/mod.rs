@@ -1,5 +1,8 @@
 //! Every class of situation gets its own verdict, and no input whatsoever a wrong "free".
 
+mod headlines;
+mod incidents;
+
 use proptest::prelude::*;
 
 use super::input::{Claim, HalfGone, Obstacle, Resolved, Wait};
@@ -76,6 +79,11 @@ fn commands(verdict: &GpuVerdict) -> Vec<&str> {
     verdict.advice.iter().filter_map(|step| step.command.as_deref()).collect()
 }
 
+/// A task that was still there, and had not moved, when a second look was taken.
+pub(crate) fn lasting() -> Wait {
+    Wait { over_ms: 1000, unmoved: true, ..Wait::default() }
+}
+
 #[track_caller]
 fn expect(input: &Input, gpu: u32, verdict: Verdict, words: &[&str]) -> GpuVerdict {
     let diagnosis = diagnose(input);
@@ -86,13 +94,6 @@ fn expect(input: &Input, gpu: u32, verdict: Verdict, words: &[&str]) -> GpuVerdi
     }
     found
 }
-
-/// A2: eight GPUs after an escalating cleanup.
-fn a2() -> Report {
-    report(8)
-}
-
-const A2_USED: [u64; 8] = [1, 1, 1, 99, 93_699, 99, 3, 3];
 
 pub(crate) fn stuck_thread(gpu: u32) -> Holder {
     Holder {
@@ -107,169 +108,6 @@ pub(crate) fn stuck_thread(gpu: u32) -> Holder {
         memory: vec![HeldMemory { gpu, mib: 93_600, source: "nvml".to_owned() }],
         ..holder(428, gpu)
     }
-}
-
-#[track_caller]
-fn a2_others_are_named_for_what_they_are(input: &Input) {
-    let diagnosis = diagnose(input);
-    for (gpu, used) in [(0, 1), (3, 99), (5, 99), (7, 3)] {
-        let verdict = of(&diagnosis, gpu);
-        assert_eq!(verdict.verdict, Verdict::Free, "{verdict:#?}");
-        assert!(verdict.headline.contains(&format!("{used} MiB")), "{}", verdict.headline);
-    }
-}
-
-#[test]
-fn a2a_a_thread_of_a_defunct_leader_waits_in_the_file_system() {
-    let mut input = with_memory(Report { holders: vec![stuck_thread(4)], ..a2() }, &A2_USED);
-    input.claims = vec![claim(
-        4,
-        428,
-        93_600,
-        Resolved::Process { comm: "python3".into(), start_ns: 428_000_000_000, leader_dead: true },
-    )];
-    let obstacle =
-        Obstacle { mount: Some("/scratch".into()), file_system: "ext4".to_owned(), ..Obstacle::default() };
-    input
-        .waits
-        .insert(440, Wait { over_ms: 100, unmoved: true, obstacle: Some(obstacle), ..Wait::default() });
-    let found = expect(
-        &input,
-        4,
-        Verdict::Stuck,
-        &["thread 440 of PID 428", "93600 MiB", "waits in the file system, not in the GPU driver"],
-    );
-    assert_eq!(commands(&found)[0], "fsfreeze -u /scratch");
-    assert!(found.holders[0].killable_because.contains("SIGKILL is already pending"));
-    a2_others_are_named_for_what_they_are(&input);
-    assert_eq!(diagnose(&input).exit_status(), ExitStatus::Stuck);
-}
-
-#[test]
-fn a2b_a_forked_child_of_another_name_keeps_the_memory_of_a_dead_creator() {
-    let child = Holder {
-        comm: "cleanup".into(),
-        cmdline: "cleanup".into(),
-        why: vec!["live".to_owned(), "inherited".to_owned()],
-        ..holder(481, 4)
-    };
-    let mut input = with_memory(Report { holders: vec![child], ..a2() }, &A2_USED);
-    input.claims = vec![claim(4, 430, 93_600, Resolved::Dead)];
-    let found = expect(&input, 4, Verdict::Held, &["PID 481 (cleanup)", "93600 MiB", "inherited"]);
-    let story = found.memory.story.join("\n");
-    assert!(story.contains("created by PID 430, which is dead; kept now by PID 481 (inferred"), "{story}");
-    assert!(found.holders[0].evidence.iter().any(|fact| fact.inferred), "{:#?}", found.holders[0].evidence);
-    assert_eq!(found.innocents[0].what, "dead");
-    // With the record of the opening it is a fact.
-    input.report.files = vec![FileReport {
-        since: None,
-        for_ms: None,
-        task: None,
-        id: 4,
-        device: "nvidia4".to_owned(),
-        gpu: Some(4),
-        state: "open".to_owned(),
-        references: Some(1),
-        unexplained: 0,
-        driver_pins: 0,
-        opened_at: None,
-        opened_exact: false,
-        opener: Some(Opener {
-            pid: 430,
-            start_ns: 1,
-            comm: "python3".into(),
-            cmdline: "python3 train.py".into(),
-            alive: false,
-        }),
-    }];
-    let found = expect(&input, 4, Verdict::Held, &[]);
-    let story = found.memory.story.join("\n");
-    assert!(story.contains("kept now by PID 481 (recorded"), "{story}");
-    a2_others_are_named_for_what_they_are(&input);
-    assert_eq!(diagnose(&input).exit_status(), ExitStatus::Held);
-}
-
-#[test]
-fn a2c_a_task_inside_the_drivers_release_is_stuck_not_leaked() {
-    let mut input = with_memory(a2(), &A2_USED);
-    let why = "PID 428 (state D) is half-way through its exit".to_owned();
-    input.report.coverage = Coverage {
-        complete: false,
-        missing: vec![MissingReport { what: "half-exited-task".to_owned(), why }],
-    };
-    input.half_gone = vec![HalfGone {
-        pid: 428,
-        tid: 428,
-        start_ns: 5,
-        comm: "python3".into(),
-        state: "D".to_owned(),
-        wchan: Some("down".to_owned()),
-        stack: ["down", "os_acquire_semaphore [nvidia]", "nvidia_close [nvidia]", "__fput"]
-            .map(str::to_owned)
-            .to_vec(),
-    }];
-    let inferred = expect(&input, 4, Verdict::Stuck, &["PID 428 (python3)", "waits in the GPU driver"]);
-    assert!(
-        inferred.holders[0].evidence[0].inferred,
-        "no record, no claim: {:#?}",
-        inferred.holders[0].evidence
-    );
-    input.claims = vec![claim(4, 428, 93_600, Resolved::Exiting { comm: "python3".into() })];
-    let found = expect(&input, 4, Verdict::Stuck, &["PID 428 (python3)", "93600 MiB"]);
-    assert!(!found.holders[0].evidence[0].inferred);
-    assert!(commands(&found).contains(&"nvidia-smi --gpu-reset -i 4"), "{found:#?}");
-    // The others are not called stuck, and not called free either: it may hold them too.
-    let other = expect(&input, 3, Verdict::Unknown, &["99 MiB", "half-way through its exit"]);
-    assert!(other.holders.is_empty());
-    assert_eq!(diagnose(&input).exit_status(), ExitStatus::Stuck);
-}
-
-#[test]
-fn a2d_a_handle_in_flight_names_the_owner_of_the_receiving_end() {
-    let mut owner = holder(436, 4);
-    owner.devices = vec![HeldDevice { in_flight: 1, fds: 0, maps: 0, ..held("nvidiactl", 0, 0, 100) }];
-    let mut input = with_memory(Report { holders: vec![owner], ..a2() }, &A2_USED);
-    input.report.gpus[4].unattributed_mib = Some(93_699);
-    let found = expect(&input, 4, Verdict::Held, &["in flight", "PID 436 (python3)", "not received"]);
-    assert!(found.memory.story.join("\n").contains("in flight"), "{:?}", found.memory.story);
-    a2_others_are_named_for_what_they_are(&input);
-    assert_eq!(diagnose(&input).exit_status(), ExitStatus::Held);
-}
-
-#[test]
-fn a2e_nothing_at_all_is_a_leak_that_no_kill_frees() {
-    let mut input = with_memory(Report { holders: vec![holder(900, 2)], ..a2() }, &A2_USED);
-    input.report.holders[0].role = "infrastructure".to_owned();
-    let found = expect(&input, 4, Verdict::NoHandle, &["93699 MiB", "no process can be killed"]);
-    assert_eq!(commands(&found)[0], "nvidia-smi --gpu-reset -i 4");
-    let text: Vec<&str> = found.advice.iter().map(|step| step.text.as_str()).collect();
-    assert!(
-        text.iter().any(|text| text.contains("GPU 2 (1 process)")),
-        "who still touches the others: {text:?}"
-    );
-    assert_eq!(diagnose(&input).exit_status(), ExitStatus::NoHandle);
-    // A leak is concluded only where everything was seen.
-    input.report.coverage.complete = false;
-    expect(&input, 4, Verdict::Unknown, &["93699 MiB"]);
-}
-
-#[test]
-fn a1_renamed_workers_live_are_named_and_a_name_pattern_would_miss_them() {
-    let worker = |number: u32| Holder {
-        comm: format!("VLLM::Worker_TP{number}").as_str().into(),
-        cmdline: format!("VLLM::Worker_TP{number}").as_str().into(),
-        memory: vec![HeldMemory { gpu: 0, mib: 96_610, source: "nvml".to_owned() }],
-        ..holder(500 + number, 0)
-    };
-    let mut input = with_memory(Report { holders: (0..8).map(worker).collect(), ..report(1) }, &[96_619]);
-    input.claims = (0..8).map(|number| claim(0, 500 + number, 96_610, process(500 + number))).collect();
-    let found = expect(&input, 0, Verdict::Held, &["8 processes", "VLLM::Worker_TP0"]);
-    let facts = &found.holders[0].evidence;
-    assert!(
-        facts.iter().any(|fact| fact.text.contains("pkill -f python") && fact.text.contains("misses it")),
-        "{facts:?}"
-    );
-    assert!(commands(&found).contains(&"kill -9 500 501 502 503 504 505 506 507"), "{found:#?}");
 }
 
 #[test]
@@ -301,6 +139,11 @@ fn each_reason_gets_its_own_words() {
         ),
         (
             with(|one| (one.why, one.exiting) = (vec!["exiting".to_owned()], true)),
+            Verdict::Held,
+            "on its way out. Ask again",
+        ),
+        (
+            with(|one| (one.sigkill_pending, one.state) = (true, "D".to_owned())),
             Verdict::Held,
             "on its way out",
         ),
@@ -361,7 +204,13 @@ fn a_recorded_baseline_tells_a_leak_from_the_drivers_own_use() {
     input.baselines.insert(0, 10);
     expect(&input, 0, Verdict::NoHandle, &["900 MiB"]);
     input.baselines.insert(0, 880);
-    expect(&input, 0, Verdict::Free, &[]);
+    let about = ["900 MiB is about what this GPU has shown when it was idle (880 MiB)"];
+    let found = expect(&input, 0, Verdict::Free, &about);
+    assert_eq!(found.memory.baseline_mib, Some(880));
+    let story = found.memory.story.join("\n");
+    assert!(story.contains("880 MiB is what this GPU showed when it was idle"), "{story}");
+    input.baselines.insert(0, 900);
+    expect(&input, 0, Verdict::Free, &["900 MiB is what this GPU has shown when it was idle"]);
 }
 
 #[test]
@@ -383,8 +232,13 @@ fn a_file_that_the_driver_still_releases_is_neither_free_nor_a_leak() {
             opened_exact: false,
             opener: None,
         }];
-        let found = expect(&input, 0, Verdict::Stuck, &["still being released"]);
-        assert!(commands(&found).contains(&"gpu-tracer wait 0"), "{found:#?}");
+        let found = expect(&input, 0, Verdict::Stuck, &["still being released", "1 handle"]);
+        assert!(commands(&found).contains(&"gpu-tracer wait 0 --timeout 60s"), "{found:#?}");
+        // For an instant that is how every process ends.
+        input.report.files[0].since = Some("2026-11-29T15:02:10.963Z".to_owned());
+        expect(&input, 0, Verdict::Held, &["being released by the driver just now (1 handle)"]);
+        input.report.files[0].since = Some("2026-11-29T15:02:10.100Z".to_owned());
+        expect(&input, 0, Verdict::Stuck, &["still being released"]);
         input.report.files[0].state = "open".to_owned();
         expect(&input, 0, Verdict::Unknown, &["nobody can be named"]);
     }
@@ -404,7 +258,7 @@ fn the_file_systems_and_servers_in_the_way_are_named() {
     let stuck = |wchan: &str| Holder { wchan: Some(wchan.to_owned()), stack: Vec::new(), ..stuck_thread(0) };
     let advice = |wchan: &str, obstacle: Obstacle| {
         let mut input = Input::of(Report { holders: vec![stuck(wchan)], ..report(1) });
-        input.waits.insert(440, Wait { obstacle: Some(obstacle), ..Wait::default() });
+        input.waits.insert(440, Wait { obstacle: Some(obstacle), ..lasting() });
         let found = expect(&input, 0, Verdict::Stuck, &[]);
         commands(&found)[0].to_owned()
     };

@@ -1,0 +1,129 @@
+//! Descriptors in flight on kernels without `bpf_loop` (before 5.17), which for the most part have no `iter/unix` either.
+//!
+//! There one table has all unix sockets, of every network namespace. The user side knows where it is and lists its
+//! chains in `SUBJECTS`. A chain is followed by reading pointers, without its lock: a socket that is closed at that moment
+//! may cut the walk of its chain short.
+
+use aya_ebpf::{macros::map, maps::Array};
+use gpu_tracer_common::snapshot::HOLD_IN_FLIGHT;
+
+use core::ffi::c_void;
+
+use crate::{
+    access::{offset, read},
+    holds::{Found, Full, look_at_in_flight},
+    sockets::{End, look_at_connection},
+    subjects::next_subject,
+};
+
+/// Steps that one run makes: from a socket, a message or a descriptor to the next. Old verifiers follow each by itself.
+const IN_ONE_RUN: u32 = 16;
+
+/// How far the walk of a chain has come. Not per CPU: the reader may be moved between two runs.
+#[repr(C)]
+struct Place {
+    /// The chain; 0: no walk is half done.
+    chain: u64,
+    /// The socket's node in it; 0 at its end.
+    node: u64,
+    /// The message at hand; 0: the socket's queue has not been begun.
+    buffer: u64,
+    /// The queue itself: where its list ends.
+    head: u64,
+    by: u64,
+    inode: u64,
+    /// Descriptors of the message that are done.
+    files: u32,
+    listening: u32,
+}
+
+#[map]
+static SOCKET_CHAIN: Array<Place> = Array::with_max_entries(1, 0);
+
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_socket_table(_: *mut c_void) -> i32 {
+    next_subject(walk_chain)
+}
+
+#[inline(always)]
+fn walk_chain(chain: u64) -> Result<(), Full> {
+    let Some(place) = SOCKET_CHAIN.get_ptr_mut(0) else { return Ok(()) };
+    // SAFETY: the only element of an array, which this program alone uses, by one reader at a time.
+    unsafe {
+        if (*place).chain != chain {
+            (*place).chain = chain;
+            (*place).node = read::<u64>(chain, 0).unwrap_or(0);
+            (*place).buffer = 0;
+        }
+        for _ in 0..IN_ONE_RUN {
+            if (*place).node == 0 {
+                (*place).chain = 0;
+                return Ok(());
+            }
+            if (*place).buffer == 0 {
+                begin_queue(place);
+            } else if (*place).buffer == (*place).head {
+                next_socket(place);
+            } else {
+                look_at_message(place)?;
+            }
+        }
+    }
+    Err(Full)
+}
+
+/// # Safety
+/// `place` must be the element of [`SOCKET_CHAIN`]; so below.
+#[inline(always)]
+unsafe fn next_socket(place: *mut Place) {
+    // SAFETY: the caller's promise. The next node is the first member of a node.
+    unsafe {
+        (*place).node = read::<u64>((*place).node, 0).unwrap_or(0);
+        (*place).buffer = 0;
+    }
+}
+
+/// Goes on to the first message of the socket, or to the next socket if nothing is in flight in it.
+#[inline(always)]
+unsafe fn begin_queue(place: *mut Place) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let socket = (*place).node.wrapping_sub(u64::from(offset!(sock_node)));
+        let Some(end) = End::of_interest(socket) else { return next_socket(place) };
+        (*place).buffer = read::<u64>(socket, offset!(sock_receive_queue_next)).unwrap_or(0);
+        (*place).head = socket + u64::from(offset!(sock_receive_queue));
+        (*place).by = end.by;
+        (*place).inode = end.inode;
+        (*place).listening = u32::from(end.listening);
+        (*place).files = 0;
+        if (*place).buffer == 0 {
+            next_socket(place);
+        }
+    }
+}
+
+/// One step in the message: its next descriptor, or on to the next message.
+#[inline(always)]
+unsafe fn look_at_message(place: *mut Place) -> Result<(), Full> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (buffer, at) = ((*place).buffer, (*place).files);
+        let list = read::<u64>(buffer, offset!(skb_unix_fp)).unwrap_or(0);
+        if (*place).listening != 0 {
+            look_at_connection(buffer, (*place).by, (*place).inode)?;
+        } else if at < u32::from(read::<u16>(list, offset!(fp_count)).unwrap_or(0)) {
+            let file = read::<u64>(list + u64::from(offset!(fp_files)) + u64::from(at) * 8, 0).unwrap_or(0);
+            let end = buffer + u64::from(at);
+            let found = Found { kind: HOLD_IN_FLIGHT, tid: 0, by: (*place).by, at: (*place).inode, end };
+            if file != 0 {
+                look_at_in_flight(file, &found)?;
+            }
+            (*place).files = at + 1;
+            return Ok(());
+        }
+        (*place).files = 0;
+        (*place).buffer = read::<u64>(buffer, offset!(skb_next)).unwrap_or((*place).head);
+    }
+    Ok(())
+}
