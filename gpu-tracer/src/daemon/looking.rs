@@ -169,6 +169,8 @@ impl Core {
             .collect();
         let at_ns = boot_now();
         let checked = self.iterators.recheck(&files)?;
+        // Where the driver's release was seen to return, that is told, with its moment, and not that it was gone by now.
+        self.take_events()?;
         self.counters.rechecks += 1;
         let mut changes = Vec::new();
         for checked in checked.into_iter().filter(|checked| wanted.contains(&checked.file)) {

@@ -15,6 +15,7 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::{Path, PathBuf},
+    thread,
 };
 
 use aya::{
@@ -207,7 +208,10 @@ impl DriverHooks {
             }
         }
         let main_is_gone = stale.iter().any(|attached| attached.module.name == MAIN_MODULE);
-        drop(stale);
+        // The kernel takes its time to remove each of them, and nobody waits for that.
+        if !stale.is_empty() {
+            drop(thread::Builder::new().name("detach".to_owned()).spawn(move || drop(stale)));
+        }
         let mut refused = std::mem::take(&mut self.refused);
         refused.retain(|refused| !gone(self, refused.module));
         self.refused = refused;
