@@ -12,6 +12,8 @@ use super::schema::{OPEN_LEVEL, level};
 use super::store::{Going, Living, Store, end_holding};
 use crate::model::ProcessId;
 
+/// Two readings of an undisturbed clock differ by less. Times that were printed stay what they were: one can ask for them again.
+const JITTER_NS: u64 = 1_000_000;
 /// The clock is set when it moves further than this against boot time at once; what is less is a clock being disciplined.
 const CLOCK_STEP_NS: u64 = 100_000_000;
 
@@ -26,7 +28,7 @@ impl Store {
         let before: i64 = db
             .prepare_cached("SELECT wall_offset_ns FROM boot WHERE id = ?1")?
             .query_row([self.boot], |row| row.get(0))?;
-        if before == wall_offset_ns {
+        if before.abs_diff(wall_offset_ns) < JITTER_NS {
             return Ok(());
         }
         db.prepare_cached("UPDATE boot SET wall_offset_ns = ?2 WHERE id = ?1")?

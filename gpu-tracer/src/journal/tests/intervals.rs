@@ -266,3 +266,18 @@ fn an_open_file_that_nobody_is_known_to_hold_is_not_free() {
     let before = reader.at(wall(1_001 * MS), &everything(), None).unwrap();
     assert_eq!((before.holdings.len(), before.unheld.len()), (1, 0), "{before:?}");
 }
+
+#[test]
+fn a_time_that_was_printed_means_the_same_after_the_clock_was_read_a_little_differently() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut desk = Desk::open(options(dir.path(), "boot-1", 1_000 * MS));
+    let mut world = World::default();
+    world.add(10, 1, "python3", &[5]);
+    desk.look(&world.snapshot(1_010 * MS));
+    desk.recorder.alive(1_020 * MS, i128::from(BOOTED) + 300_000);
+    desk.close();
+    let reader = read(dir.path());
+    let since = reader.holdings(all(&reader), &everything(), None).unwrap()[0].since;
+    assert_eq!(since, wall(1_010 * MS));
+    assert_eq!(reader.at(since, &everything(), None).unwrap().holdings.len(), 1);
+}
