@@ -341,7 +341,7 @@ fn a_release_that_began_before_the_daemon_was_killed_is_known_to_the_next_one() 
     let mut process = Holding::open(&[DEVICE]);
     driver::tell("release 3 block").expect("the driver listens");
     process.kill();
-    let releasing = line(&mut watch, "releasing", DEVICE);
+    line(&mut watch, "releasing", DEVICE);
     drop(watch);
     daemon.kill();
     daemon.start_again();
@@ -351,13 +351,18 @@ fn a_release_that_began_before_the_daemon_was_killed_is_known_to_the_next_one() 
     if resumed["start"] == "resumed" && links_can_be_kept() {
         let file = files(&answer, DEVICE)[0];
         assert_eq!(file.state, "releasing", "{}", answer.text);
-        let _ = releasing;
     }
     assert_ne!(answer.status, 0, "whatever it knows, it is not free\n{}", answer.text);
-    let gaps = daemon.status()["gaps"].clone();
-    assert!(gaps.to_string().contains("not-running"), "{gaps}");
     driver::tell("clear").expect("the driver listens");
-    eventually("nobody", SOON, || files(&daemon.holders(), DEVICE).is_empty().then_some(()));
+    let answer = eventually("nobody", SOON, || {
+        Some(daemon.holders()).filter(|answer| files(answer, DEVICE).is_empty())
+    });
+    // A gap is over, and listed, with the next look that sees everything: older kernels have none.
+    if answer.report.coverage.complete {
+        eventually("the gap", SOON, || {
+            daemon.status()["gaps"].to_string().contains("not-running").then_some(())
+        });
+    }
 }
 
 /// Links of perf events exist since Linux 5.15.

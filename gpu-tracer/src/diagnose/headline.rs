@@ -97,6 +97,14 @@ fn no_handle(judge: &Judge<'_>) -> Headline {
 
 fn unknown(judge: &Judge<'_>) -> Headline {
     let subject = subject(judge.gpu);
+    let opened_by = judge.orphans.iter().map(|file| file.task.filter(|_| file.state == "opening"));
+    if let Some(tasks) = opened_by.collect::<Option<Vec<_>>>()
+        && let Some(task) = tasks.first()
+    {
+        let others = if tasks.len() > 1 { " and others" } else { "" };
+        let line = format!("{subject} is being opened by task {} of PID {}{others}.", task.tid, task.pid);
+        return Headline::from(line).below("The driver's open has not returned: there is no descriptor yet.");
+    }
     if !judge.orphans.is_empty() {
         let files = counted(judge.orphans.len(), "open file of it belongs", "open files of it belong");
         return format!(

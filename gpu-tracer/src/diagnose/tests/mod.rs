@@ -12,7 +12,7 @@ use crate::model::ExitStatus;
 use crate::model::diagnosis::{Diagnosis, GpuVerdict, Verdict};
 use crate::model::report::{
     Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
-    SCHEMA,
+    SCHEMA, TaskReport,
 };
 
 pub(crate) fn report(gpus: u32) -> Report {
@@ -241,6 +241,9 @@ fn a_file_that_the_driver_still_releases_is_neither_free_nor_a_leak() {
         expect(&input, 0, Verdict::Stuck, &["still being released"]);
         input.report.files[0].state = "open".to_owned();
         expect(&input, 0, Verdict::Unknown, &["nobody can be named"]);
+        input.report.files[0].state = "opening".to_owned();
+        input.report.files[0].task = Some(TaskReport { pid: 442, tid: 443 });
+        expect(&input, 0, Verdict::Unknown, &["being opened by task 443 of PID 442"]);
     }
 }
 
