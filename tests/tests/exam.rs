@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use gpu_tracer_tests::harness::{self, Tracer};
 
@@ -12,10 +13,14 @@ fn exam() -> Option<PathBuf> {
     program.exists().then_some(program)
 }
 
+/// One at a time: each is to be about its own processes.
+static SEAT: Mutex<()> = Mutex::new(());
+
 /// Runs it; gives what it said, if it could be run.
 #[track_caller]
 fn pass(seconds: u32, arguments: &[&str]) -> Option<String> {
     harness::require_root();
+    let _seat = SEAT.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(exam) = exam() else {
         eprintln!("SKIPPED: no exam program here; name it in GPU_TRACER_EXAM_BIN");
         return None;
