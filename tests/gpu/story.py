@@ -63,7 +63,7 @@ def daemon(tracer):
         )
         try:
             wait_for(lambda: os.path.exists(socket), "the daemon")
-            yield socket
+            yield socket, os.path.join(directory, "state")
         finally:
             process.terminate()
             process.wait()
@@ -78,7 +78,7 @@ def main():
     parser.add_argument("--tracer", required=True, type=os.path.abspath)
     parser.add_argument("--gib", type=int, default=100)
     options = parser.parse_args()
-    with daemon(options.tracer) as socket, tempfile.TemporaryFile("w+") as told:
+    with daemon(options.tracer) as (socket, state), tempfile.TemporaryFile("w+") as told:
         watch = subprocess.Popen([options.tracer, "watch", "--socket", socket], stdout=told)
         time.sleep(0.5)
         process = subprocess.Popen([sys.executable, "-c", STAGE, str(options.gib)], stdout=subprocess.PIPE, text=True)
@@ -93,6 +93,14 @@ def main():
         process.wait()
         time.sleep(1)
         show("parent killed")
+        times = []
+        for _ in range(20):
+            begun = time.monotonic()
+            subprocess.run([options.tracer, "why", "--socket", socket], capture_output=True)
+            times.append(1000 * (time.monotonic() - begun))
+        print(f"why through the daemon, NVML asked: median {sorted(times)[10]:.0f} ms, most {max(times):.0f} ms")
+        why = subprocess.run([options.tracer, "why", "--socket", socket], capture_output=True, text=True)
+        print("-- why, parent killed:", why.stdout, sep="\n")
         started = time.monotonic()
         subprocess.run(["bash", "-c", f"kill -9 {child}"], check=True)
         wait_for(lambda: used_mib() < 1024, "the memory to come back")
@@ -111,6 +119,10 @@ def main():
             if seen[kind] <= 2:
                 print(line)
         print("counted:", seen)
+        journal = ["history", "--state-dir", state]
+        for what in (["--story", str(process.pid)], ["0", "--since", "5m"]):
+            done = subprocess.run([options.tracer, *journal, *what], capture_output=True, text=True)
+            print("-- history", *what, f"(exits {done.returncode})\n" + done.stdout[:5000], done.stderr)
         status = subprocess.run(
             ["curl", "-s", "--unix-socket", socket, "http://localhost/v1/status"], capture_output=True, text=True
         ).stdout
