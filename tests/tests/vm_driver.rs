@@ -272,10 +272,13 @@ fn b17_the_driver_can_be_unloaded_and_the_hooks_come_back_with_it() {
             assert_eq!(line(&mut watch, "released", device)["cause"], "seen", "round {round}");
         }
     }
-    let status = daemon.status();
-    let gaps = status["gaps"].as_array().expect("a list");
-    let of_module = |gap: &&Value| gap["cause"].as_str().is_some_and(|cause| cause.contains("nvidia"));
-    assert!(gaps.iter().any(|gap| of_module(&gap)), "{status}");
+    // A gap is over, and listed, with the next look that sees everything: older kernels may have none.
+    if daemon.holders().report.coverage.complete {
+        let status = daemon.status();
+        let gaps = status["gaps"].as_array().expect("a list");
+        let of_module = |gap: &&Value| gap["cause"].as_str().is_some_and(|cause| cause.contains("nvidia"));
+        assert!(gaps.iter().any(|gap| of_module(&gap)), "{status}");
+    }
 }
 
 #[test]
