@@ -199,9 +199,10 @@ fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, roles: &Rol
         why.push("releasing");
     }
     why.extend(by_history(view).into_iter().filter(|word| !why.contains(word)).collect::<Vec<_>>());
-    let why = why.into_iter().map(str::to_owned).collect();
     let exe = facts.as_ref().and_then(|facts| facts.exe.as_ref()).map(|exe| &exe.0[..]);
     let role = roles.role(exe, &held).to_owned();
+    why.extend(diagnose::reason_of(&role));
+    let why = why.into_iter().map(str::to_owned).collect();
     let facts_or = |pick: fn(&ProcessFacts) -> Option<crate::model::RawText>| facts.as_ref().and_then(pick);
     Holder {
         pid: view.process.tgid,

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::going::{ENDING, Going, going, waits};
 use super::input::{HalfGone, Input, Wait};
 use super::place::{in_gpu_driver, place};
-use super::role::is_infrastructure;
+use super::role::reason_of;
 use crate::model::diagnosis::{Fact, Finding};
 use crate::model::report::{FileReport, Holder, Opener};
 use crate::model::{RawText, counted, seconds};
@@ -60,11 +60,9 @@ pub(super) fn finding(input: &Input, gpu: Option<u32>, holder: &Holder, sharers:
     if why.is_empty() {
         why.push("exiting".to_owned());
     }
-    if is_infrastructure(&holder.role) && !why.iter().any(|word| word == "infrastructure") {
-        why.push("infrastructure".to_owned());
-    }
-    if holder.role == "mps-server" && !why.iter().any(|word| word == "indirect") {
-        why.push("indirect".to_owned());
+    // A daemon of an earlier version does not say it.
+    if let Some(reason) = reason_of(&holder.role).filter(|reason| !why.iter().any(|word| word == reason)) {
+        why.push(reason.to_owned());
     }
     let mut finding = Finding {
         pid: holder.pid,

@@ -25,7 +25,7 @@ pub(crate) mod tests;
 
 pub use idle::{MOST_IDLE_MIB, idle_gpus};
 pub use input::Input;
-pub use role::{NAMES as ROLES, RoleRule, Roles, is_infrastructure};
+pub use role::{NAMES as ROLES, RoleRule, Roles, is_infrastructure, reason_of};
 pub use verdict::diagnose;
 pub use why::why;
 

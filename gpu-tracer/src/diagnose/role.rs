@@ -143,6 +143,16 @@ pub fn is_infrastructure(role: &str) -> bool {
     matches!(role, "infrastructure" | "display" | "monitor" | "mps-control" | "container-hook")
 }
 
+/// The reason for holding that goes with a role, if one does: `infrastructure` or `indirect`.
+#[must_use]
+pub fn reason_of(role: &str) -> Option<&'static str> {
+    match role {
+        "mps-server" => Some("indirect"),
+        role if is_infrastructure(role) => Some("infrastructure"),
+        _ => None,
+    }
+}
+
 fn file_name(exe: &[u8]) -> &[u8] {
     let path = exe.strip_suffix(b" (deleted)").unwrap_or(exe);
     path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)

@@ -106,11 +106,22 @@ pub enum Origin {
 #[derive(Clone, Debug)]
 pub(super) struct OpenRecord {
     pub(super) at_ns: u64,
-    pub(super) exact: bool,
+    pub(super) certainty: Certainty,
     pub(super) task: TaskId,
     pub(super) comm: RawText,
     pub(super) parent: Option<ProcessId>,
     pub(super) description: Option<SharedDescription>,
+}
+
+/// How certain it is who opened a file, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Certainty {
+    /// Nothing else is possible.
+    Exact,
+    /// A descriptor points to that open: if that process opened it, it was then.
+    Slot,
+    /// Nobody else is as likely.
+    Likely,
 }
 
 /// One process that refers to a file, through whichever of its threads.

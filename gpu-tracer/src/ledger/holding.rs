@@ -1,7 +1,7 @@
 //! Who refers to a file now, compared with who did before: how each came to it, and how each left.
 
 use super::Looked;
-use super::files::{FileRecord, HeldBy, Origin};
+use super::files::{Certainty, FileRecord, HeldBy, Origin};
 use super::lineage::Processes;
 use super::release::of_file;
 use super::resolve::Ways;
@@ -100,7 +100,11 @@ fn origin(
     let fork_seen = processes.get(process).is_some_and(|record| record.history.fork_seen);
     let after_look = scene.before.is_some_and(|before| process.start_ns > before.taken_ns);
     let complete_look = scene.before.is_some_and(|before| before.complete);
-    let born_ns = file.opened.as_ref().filter(|opened| opened.exact).map_or(0, |opened| opened.at_ns);
+    let born_ns = file
+        .opened
+        .as_ref()
+        .filter(|opened| opened.certainty != Certainty::Likely)
+        .map_or(0, |opened| opened.at_ns);
     // A process that was there, without the file, when everything was looked at has not got it by fork.
     if after_look || (fork_seen && !complete_look) {
         let holds = |ancestor: ProcessId| {

@@ -14,7 +14,7 @@
 //! was empty in between.
 
 use super::Ledger;
-use super::files::FileRecord;
+use super::files::{Certainty, FileRecord};
 use super::hash::Map;
 use super::touches::{Asked, Touch, Window};
 use crate::model::change::Change;
@@ -98,21 +98,27 @@ impl Ledger {
             if let [(touch, file)] = same
                 && let Some(touch) = self.touches.take(touch.task.process, touch.device, touch.at_ns)
             {
-                opened.push((file.id, touch, file.certain));
+                opened.push((file.id, touch, file.certain, Certainty::Slot));
             }
         }
         self.eliminate(&left, scope, &mut opened);
         let (spare, sure) = (self.touches.spare(window, family), window.sure && !self.touches.forgot(window));
-        opened.sort_by_key(|(id, touch, _)| (touch.at_ns, *id));
-        for (id, touch, alone) in opened {
+        opened.sort_by_key(|(id, touch, ..)| (touch.at_ns, *id));
+        for (id, touch, alone, by) in opened {
             let exact = sure && alone && touch.at_ns > window.since_ns && !spare.contains_key(&touch.device);
-            self.set_opened(id, touch.task, &touch.comm, touch.at_ns, exact, changes);
+            let certainty = if exact { Certainty::Exact } else { by };
+            self.set_opened(id, touch.task, &touch.comm, touch.at_ns, certainty, changes);
         }
     }
 
     /// Matches files that no slot tells of with processes that alone can have opened them: (id, touch, is it the only
     /// one?).
-    fn eliminate(&mut self, left: &[&Fresh], scope: Scope<'_>, opened: &mut Vec<(u64, Touch, bool)>) {
+    fn eliminate(
+        &mut self,
+        left: &[&Fresh],
+        scope: Scope<'_>,
+        opened: &mut Vec<(u64, Touch, bool, Certainty)>,
+    ) {
         let Scope { window, family, .. } = scope;
         if left.is_empty() {
             return;
@@ -151,12 +157,9 @@ impl Ledger {
             }
             let Some(first) = taken.first().cloned() else { continue };
             let touches = std::iter::repeat_n(first, lacking).chain(taken);
-            opened.extend(
-                files
-                    .iter()
-                    .zip(touches)
-                    .map(|((_, file), touch)| (file.id, touch, file.certain && alone && lacking == 0)),
-            );
+            opened.extend(files.iter().zip(touches).map(|((_, file), touch)| {
+                (file.id, touch, file.certain && alone && lacking == 0, Certainty::Likely)
+            }));
         }
     }
 
@@ -286,7 +289,7 @@ impl Ledger {
                 && last.get(&file.device).is_some_and(|at_ns| at_ns > seen_ns)
                 && let Some(opened) = &mut file.opened
             {
-                opened.exact = false;
+                opened.certainty = Certainty::Likely;
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The birth of a file, as a probe on the driver's open reports it; without one it is inferred ([`openers`](super::openers)).
 
 use super::Ledger;
-use super::files::{FileRecord, FileState, HeldBy, OpenRecord, Origin};
+use super::files::{Certainty, FileRecord, FileState, HeldBy, OpenRecord, Origin};
 use super::release::of_file;
 use super::resolve::Ways;
 use super::view::identity;
@@ -53,7 +53,7 @@ impl Ledger {
             file.state = FileState::Open;
         }
         file.born_ns = open.at_ns;
-        self.set_opened(id, open.task, open.comm, open.at_ns, true, changes);
+        self.set_opened(id, open.task, open.comm, open.at_ns, Certainty::Exact, changes);
     }
 
     /// The id of the file that an event says was opened; `None` if that is known or of no consequence any more.
@@ -67,7 +67,7 @@ impl Ledger {
         let file = self.files.get(id)?;
         let opening = matches!(file.state, FileState::Opening { task, .. } if task == open.task);
         if open.at_ns <= file.born_ns {
-            let exact = file.opened.as_ref().is_some_and(|opened| opened.exact);
+            let exact = file.opened.as_ref().is_some_and(|opened| opened.certainty == Certainty::Exact);
             return (!exact && file.device == open.device).then_some(id);
         }
         if opening && file.device == open.device {
@@ -102,7 +102,7 @@ impl Ledger {
         task: TaskId,
         comm: &RawText,
         at_ns: u64,
-        exact: bool,
+        certainty: Certainty,
         changes: &mut Vec<Change>,
     ) {
         let Some(file) = self.files.get_mut(id) else { return };
@@ -117,8 +117,8 @@ impl Ledger {
                 record.undescribed.push(id);
             }
         }
-        let opened = OpenRecord { at_ns, exact, task, comm: comm.clone(), parent, description };
-        let kind = ChangeKind::Opened { opener: identity(&opened), exact };
+        let opened = OpenRecord { at_ns, certainty, task, comm: comm.clone(), parent, description };
+        let kind = ChangeKind::Opened { opener: identity(&opened), exact: certainty == Certainty::Exact };
         file.opened = Some(Box::new(opened));
         match file.held_by.binary_search_by_key(&process, |held| held.process) {
             Ok(at) => file.held_by[at].origin = Origin::Opened,

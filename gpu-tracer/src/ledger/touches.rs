@@ -15,6 +15,10 @@ const TOUCHES_KEPT: usize = 512;
 const PROCESSES_KEPT: usize = 8_192;
 /// Touches of all of them, likewise.
 const ALL_KEPT: usize = 65_536;
+/// Processes remembered as the last that touched a device.
+const TOUCHERS_KEPT: usize = 16;
+/// Stands for those who touched a device before the last [`TOUCHERS_KEPT`].
+const SOMEBODY: ProcessId = ProcessId { tgid: 0, start_ns: 0 };
 
 /// A task asked for a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,8 +72,9 @@ pub(super) struct Touches {
     forgotten_ns: u64,
     /// Who reserved each slot last, and when. Matched ones count, until the next look.
     reserved: Map<Slot, (ProcessId, u64)>,
-    /// Per device, the last touch of each of the last two processes that touched it, the latest first. Matched ones count.
-    last: Map<DeviceNumber, [(ProcessId, u64); 2]>,
+    /// Per device, the last touch of each of the last [`TOUCHERS_KEPT`] processes that touched it, the latest first. Matched ones
+    /// count.
+    last: Map<DeviceNumber, Vec<(ProcessId, u64)>>,
 }
 
 impl Touches {
@@ -96,17 +101,14 @@ impl Touches {
     }
 
     fn note_last(&mut self, touch: &Touch) {
-        let now = (touch.task.process, touch.at_ns);
-        let nobody = (ProcessId { tgid: 0, start_ns: 0 }, 0);
-        let last = self.last.entry(touch.device).or_insert([nobody; 2]);
-        if let Some(known) = last.iter_mut().find(|known| known.0 == now.0) {
-            known.1 = known.1.max(now.1);
-        } else if last[1].1 < now.1 {
-            last[1] = now;
+        let last = self.last.entry(touch.device).or_default();
+        let mut at_ns = touch.at_ns;
+        if let Some(known) = last.iter().position(|(by, _)| *by == touch.task.process) {
+            at_ns = at_ns.max(last.remove(known).1);
         }
-        if last[0].1 < last[1].1 {
-            last.swap(0, 1);
-        }
+        let at = last.partition_point(|(_, known_ns)| *known_ns > at_ns);
+        last.insert(at, (touch.task.process, at_ns));
+        last.truncate(TOUCHERS_KEPT);
     }
 
     fn forget_older_half(&mut self) {
@@ -187,6 +189,9 @@ impl Touches {
         for (device, last) in &self.last {
             let others = last.iter().filter(|(by, at_ns)| *at_ns > window.early_ns && !family.contains(by));
             others.for_each(|(by, _)| _ = spare.entry(*device).or_default().insert(*by));
+            if last.len() == TOUCHERS_KEPT && last.iter().all(|(_, at_ns)| *at_ns > window.early_ns) {
+                spare.entry(*device).or_default().insert(SOMEBODY);
+            }
         }
         spare
     }

@@ -1,7 +1,7 @@
 //! What the ledger says: open files, and who holds them.
 
 use super::Ledger;
-use super::files::{FileRecord, FileState, OpenRecord, Origin};
+use super::files::{Certainty, FileRecord, FileState, OpenRecord, Origin};
 use super::lineage::ProcessHistory;
 use super::resolve::Ways;
 use crate::model::change::Identity;
@@ -231,7 +231,7 @@ fn file_view(id: u64, file: &FileRecord) -> FileView {
         driver_pins: file.driver_pins,
         opened: file.opened.as_ref().map(|opened| Opened {
             at_ns: opened.at_ns,
-            exact: opened.exact,
+            exact: opened.certainty == Certainty::Exact,
             opener: identity(opened),
         }),
         dropped_by: file.droppers.iter().map(|dropper| dropper.task).collect(),

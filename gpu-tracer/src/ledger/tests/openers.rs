@@ -268,3 +268,39 @@ fn a_slot_opened_for_another_device_since_says_nothing_of_an_earlier_open() {
     ledger.reconcile(&world(100_000, tasks(), vec![device(1, GPU0, 1)], vec![fd(1, 10, 3)]));
     assert_eq!(openings(&ledger), [None]);
 }
+
+/// A table that three processes share; one of them gets a copy of it and exits.
+#[test]
+fn at_an_exit_others_who_touched_the_device_are_not_forgotten_however_many_touched_it_since() {
+    for between in [0, 1, 2, 40] {
+        let mut ledger = nothing_open();
+        ledger.apply(&forked(53_000, 10, 53));
+        // What is in slot 8 was opened by a stranger to 53; 10, whom 53 descends from, opened something else.
+        ledger.apply(&opens(60_000, 20, GPU0, 8));
+        for other in 0..between {
+            ledger.apply(&opens(61_000 + u64::from(other), 100 + other, GPU0, 3));
+        }
+        ledger.apply(&opens(62_000, 10, GPU0, 9));
+        ledger.apply(&opens(63_000, 53, GPU0, 12));
+        ledger.apply(&exiting(70_000, 53, 9, &[(1, 8), (2, 9), (3, 12)]));
+        let mut openings = openings(&ledger);
+        openings.sort_unstable();
+        let known: Vec<_> = openings.iter().flatten().map(|(by, at_ns, _)| (*by, *at_ns)).collect();
+        assert_eq!(known, [(53, 63_000)], "{between} others: {openings:?}");
+    }
+}
+
+#[test]
+fn who_was_forked_before_an_open_was_handed_the_file_although_its_opener_is_only_likely() {
+    let mut ledger = nothing_open();
+    ledger.apply(&forked(55_000, 10, 55));
+    ledger.apply(&opens(60_000, 10, GPU0, 3));
+    // Somebody else's touch that leads to no file: nothing is exact.
+    ledger.apply(&opens(61_000, 20, GPU0, 7));
+    let tasks = vec![task(10, 10), task(20, 20), task(55, 55)];
+    let references = vec![fd(1, 10, 3), fd(1, 55, 8)];
+    let drift = ledger.reconcile(&world(100_000, tasks, vec![device(1, GPU0, 2)], references));
+    assert_eq!(openings(&ledger), [Some((10, 60_000, false))]);
+    let handed = ChangeKind::HandedOver { from: vec![process(10)] };
+    assert!(said(&drift.changes).contains(&(Some(55), &handed)), "{:?}", drift.changes);
+}
