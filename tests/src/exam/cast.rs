@@ -199,7 +199,7 @@ impl Cast {
                 }
                 let pages = if how.is_multiple_of(2) { 1 } else { 3 };
                 let at = self.address(task, &Order::Map(fd, pages * PAGE))?;
-                self.model.map(task, Mapped { at, pages, file, part: false, moved: false, since: 0 });
+                self.model.map(task, Mapped { at, pages, file, part: false, offset: 0, since: 0 });
                 format!("mmap({fd}, {pages} pages) = {at:#x}")
             }
             Kind::Unmap => {
@@ -214,8 +214,9 @@ impl Cast {
                 let middle = mapped.at + PAGE as u64;
                 self.worker(task)?.order(Order::Unmap(middle, PAGE))?;
                 self.model.unmap(task, mapped.at);
-                for at in [mapped.at, middle + PAGE as u64] {
-                    self.model.map(task, Mapped { at, pages: 1, part: true, ..mapped });
+                for page in [0, 2] {
+                    let (at, offset) = (mapped.at + page * PAGE as u64, mapped.offset + page);
+                    self.model.map(task, Mapped { at, pages: 1, part: true, offset, ..mapped });
                 }
                 format!("munmap({middle:#x}, 1 page), the middle")
             }
@@ -228,8 +229,8 @@ impl Cast {
                 let order = Order::Remap(mapped.at, mapped.pages * PAGE, pages * PAGE);
                 let at = self.address(task, &order)?;
                 self.model.unmap(task, mapped.at);
-                let moved = mapped.moved || at != mapped.at;
-                self.model.map(task, Mapped { at, pages, moved, ..mapped });
+                let offset = if at == mapped.at { mapped.offset } else { at / PAGE as u64 };
+                self.model.map(task, Mapped { at, pages, offset, ..mapped });
                 format!("mremap({:#x}, {} to {pages} pages) = {at:#x}", mapped.at, mapped.pages)
             }
         };

@@ -46,8 +46,9 @@ pub struct Mapped {
     pub file: Id,
     /// Is it what is left of a larger one?
     pub part: bool,
-    /// Has `mremap(2)` moved it? The kernel makes one mapping of two of that sort that touch, if both are of one file.
-    pub moved: bool,
+    /// Where in the file the kernel says that it begins, in pages. It makes one mapping of two of one file that touch and go
+    /// on where the other ends; what `mremap(2)` moves gets the page number of its address.
+    pub offset: u64,
     /// Since which step it is there.
     pub since: u64,
 }
@@ -261,11 +262,14 @@ impl Model {
         let mut new = Mapped { since: self.step, ..mapped };
         let end = |mapped: &Mapped| mapped.at + (mapped.pages * PAGE) as u64;
         self.memory_mut(task).retain(|other| {
-            let touches = end(other) == new.at || end(&new) == other.at;
-            let merges = new.moved && other.moved && other.file == new.file && touches;
+            let goes_on = |low: &Mapped, high: &Mapped| {
+                end(low) == high.at && low.offset + low.pages as u64 == high.offset
+            };
+            let merges = other.file == new.file && (goes_on(other, &new) || goes_on(&new, other));
             if merges {
                 new = Mapped {
                     at: new.at.min(other.at),
+                    offset: new.offset.min(other.offset),
                     pages: new.pages + other.pages,
                     part: new.part || other.part,
                     ..new
@@ -523,7 +527,7 @@ mod tests {
         let mut model = Model::default();
         let task = model.start(10);
         let file = model.open(task, 3, "nvidia0", true, (0, 0));
-        model.map(task, Mapped { at: 4096, pages: 1, file, part: false, moved: false, since: 0 });
+        model.map(task, Mapped { at: 4096, pages: 1, file, part: false, offset: 0, since: 0 });
         model.socket_pair(task, (4, 5));
         let Object::Socket(end) = model.table(task)[&5].object else { panic!("a socket") };
         model.enqueue(end, vec![file]);
