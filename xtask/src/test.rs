@@ -15,7 +15,7 @@ use crate::vm;
 use crate::workspace::Workspace;
 
 /// Kernel lines on which every run tests. `cargo xtask vm --kernel all` has them all.
-const GUESTS: [&str; 2] = ["5.10", "6.1"];
+const GUESTS: [&str; 2] = ["6.1", "6.12"];
 
 /// Arguments of `test`.
 #[derive(Args)]

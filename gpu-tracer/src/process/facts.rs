@@ -135,7 +135,8 @@ impl ProcFs {
         let mut reader = Reader { task: &task, withheld: Vec::new() };
         let status = Status::parse(&reader.read("status", status::LIMIT).unwrap_or_default());
         let wchan = reader.read("wchan", stack::WCHAN_LIMIT).and_then(|text| stack::parse_wchan(&text));
-        let frames = if options.stack { reader.read("stack", stack::STACK_LIMIT) } else { None };
+        let shown = options.stack && stack::may_be_read(thread.state);
+        let frames = if shown { reader.read("stack", stack::STACK_LIMIT) } else { None };
         let cgroup = reader.read("cgroup", cgroup::LIMIT).and_then(|text| cgroup::most_telling(&text));
         let mut withheld = reader.withheld;
         let (cmdline, exe) = if thread.kernel_thread {

@@ -1,11 +1,20 @@
 //! `/proc/PID/wchan` and `/proc/PID/stack`: where in the kernel a task sits.
 
+use crate::model::TaskState;
+
 /// Most bytes of a `stack` that are read: the kernel keeps at most 64 frames.
 pub const STACK_LIMIT: usize = 16 * 1024;
 /// Most bytes of a `wchan` that are read: a symbol name.
 pub const WCHAN_LIMIT: usize = 512;
 /// Most frames that are kept.
 const MOST_FRAMES: usize = 64;
+
+/// May the stack of a task in this state be read? There is nothing to see in that of a running one, and where it is inside
+/// a function with a return probe the kernel complains of the attempt (`rethook_find_ret_addr`).
+#[must_use]
+pub fn may_be_read(state: TaskState) -> bool {
+    state != TaskState::Running
+}
 
 /// The function a task waits in; `None` when it runs, or when the kernel writes `0` because it does not say.
 #[must_use]

@@ -249,3 +249,15 @@ fn a_real_process_is_as_its_parent_started_it() {
     let gone = ProcFs::host().facts(pid, pid, READ).expect_err("it was reaped");
     assert!(gone.is_gone(), "{gone:?}");
 }
+
+#[test]
+fn the_stack_of_a_running_task_is_not_asked_for() {
+    let proc = FakeProc::new();
+    proc.write("428/task/428/stack", "[<0>] spin+0x1/0x2 [nvidia]\n");
+    for (letter, frames) in [('D', 1), ('R', 0)] {
+        proc.thread(428, b"python3", letter, 1, 0);
+        let facts = proc.fs().facts(428, 428, READ).expect("readable");
+        assert_eq!(facts.stack.len(), frames, "{letter}");
+        let _ = fs::remove_file(proc.0.path().join("428/task/428/exe"));
+    }
+}

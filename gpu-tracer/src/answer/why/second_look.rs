@@ -162,8 +162,9 @@ pub(super) fn task(pid: u32, tid: u32) -> Option<ProcDir> {
 pub(super) fn where_it_waits(pid: u32, tid: u32) -> (Option<String>, Vec<String>) {
     let Some(task) = task(pid, tid) else { return (None, Vec::new()) };
     let wchan = task.read("wchan", stack::WCHAN_LIMIT).ok().and_then(|text| stack::parse_wchan(&text));
-    let frames = task.read("stack", stack::STACK_LIMIT).map(|text| stack::parse_stack(&text));
-    (wchan, frames.unwrap_or_default())
+    let shown = read_stat(&task).is_ok_and(|stat| stack::may_be_read(stat.state));
+    let frames = if shown { task.read("stack", stack::STACK_LIMIT).ok() } else { None };
+    (wchan, frames.map(|text| stack::parse_stack(&text)).unwrap_or_default())
 }
 
 #[cfg(test)]
