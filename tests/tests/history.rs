@@ -147,8 +147,6 @@ fn a_full_disk_stops_the_history_and_nothing_else_and_it_goes_on_by_itself() {
     });
     let holes = answer["coverage"]["holes"].as_array().unwrap();
     assert!(holes.iter().any(|hole| hole["cause"] == "disk"), "{answer:#}");
-    drop(daemon);
-    mounts::unmount(&state).unwrap();
 }
 
 /// Takes all the room that there is.

@@ -313,6 +313,8 @@ impl Drop for Daemon {
             .stdout(Stdio::null())
             .status();
         let _ = mounts::unmount(&pins);
+        // A test may have put a small file system there.
+        let _ = mounts::unmount(&self.dir.path().join("state"));
     }
 }
 
