@@ -4,7 +4,7 @@
 //! besides tells it (`POST /v1/idle`), and it takes that down where its own look says that nobody holds the GPU.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -138,18 +138,11 @@ impl IdleMemory {
     }
 
     fn write(&self) -> io::Result<()> {
-        let new = self.path.with_extension("new");
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o640)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-            .open(&new)?;
-        file.write_all(&serde_json::to_vec_pretty(&self.content)?)?;
-        file.write_all(b"\n")?;
-        File::sync_all(&file)?;
-        fs::rename(&new, &self.path)
+        super::lastly::replace(&self.path, |file| {
+            file.write_all(&serde_json::to_vec_pretty(&self.content)?)?;
+            file.write_all(b"\n")?;
+            file.sync_all()
+        })
     }
 }
 

@@ -42,20 +42,27 @@ impl Lastly {
 
     /// Writes down that there is one at this moment.
     pub(super) fn write(&self, now_ns: u64) -> anyhow::Result<()> {
-        let (path, new) = (self.directory.join(NAME), self.directory.join("alive.new"));
-        let write = || {
-            let mut file = OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o640)
-                .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-                .open(&new)?;
-            writeln!(file, "{} {now_ns}", self.boot_id)?;
-            fs::rename(&new, &path)
-        };
-        write().with_context(|| format!("cannot write {}", path.display()))
+        let path = self.directory.join(NAME);
+        replace(&path, |file| writeln!(file, "{} {now_ns}", self.boot_id))
+            .with_context(|| format!("cannot write {}", path.display()))
     }
+}
+
+/// Writes a file of the state directory anew: it is there as it was or as `write` makes it, and nothing in between.
+pub(super) fn replace(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o640)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(&new)?;
+    write(&mut file)?;
+    fs::rename(&new, path)
 }
 
 /// A file that only one process has at a time. Errors: another has it.

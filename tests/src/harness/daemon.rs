@@ -230,14 +230,7 @@ impl Daemon {
     #[must_use]
     #[track_caller]
     pub fn printed(&self, format: &str) -> Finished {
-        let mut command = Command::new(Tracer::program());
-        command
-            .arg("holders")
-            .args(&self.options)
-            .arg("--socket")
-            .arg(self.socket())
-            .args(["--format", format]);
-        run(command)
+        self.run_with("holders", &["--format", format], &[])
     }
 
     /// Runs another subcommand that asks this daemon to its end, with these variables in its environment.
