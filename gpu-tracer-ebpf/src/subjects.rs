@@ -14,7 +14,7 @@ use aya_ebpf::{
 };
 use gpu_tracer_common::{
     layout::ABSENT,
-    snapshot::{FILE_DEVICE, HOLD_DRIVER_PIN, HOLD_IO_URING, HOLD_MAP, MAX_SUBJECTS},
+    snapshot::{FILE_DEVICE, HOLD_DRIVER_PIN, HOLD_IO_URING, HOLD_MAP, HOLD_OWNERS, MAX_SUBJECTS},
 };
 
 use crate::{
@@ -116,6 +116,7 @@ fn look_at_driver_pin(file: u64) -> Result<(), Full> {
     const UVM_TYPE_MM: u64 = 3;
 
     let Some(rdev) = character_device(file) else { return Ok(()) };
+    say_owners(file, rdev)?;
     let private = read::<u64>(file, offset!(file_private_data)).unwrap_or(0);
     if private == 0 {
         return Ok(());
@@ -139,6 +140,21 @@ fn look_at_driver_pin(file: u64) -> Result<(), Full> {
         }
     }
     Ok(())
+}
+
+/// An open file takes a reference to the module of its operations, and another to that of its device where the driver
+/// names one (`chrdev_open`). The kernel's count of these shows whether all files have been found.
+#[inline(always)]
+fn say_owners(file: u64, rdev: u32) -> Result<(), Full> {
+    let operations = read::<u64>(file, offset!(file_op)).unwrap_or(0);
+    let inode = read::<u64>(file, offset!(file_inode)).unwrap_or(0);
+    let device = read::<u64>(inode, offset!(inode_cdev)).unwrap_or(0);
+    let at = read::<u64>(operations, offset!(file_operations_owner)).unwrap_or(0);
+    let end = read::<u64>(device, offset!(cdev_owner)).unwrap_or(0);
+    if at == 0 && end == 0 {
+        return Ok(());
+    }
+    emit(&Found { kind: HOLD_OWNERS, tid: 0, by: 0, at, end }, FILE_DEVICE, file, rdev)
 }
 
 /// Mappings of a file found from the file's side: also those in an address space that no task has any more.
