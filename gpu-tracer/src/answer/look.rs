@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::kernel::{Btf, boot_now};
 use crate::ledger::{Ledger, View};
+use crate::model::snapshot::MODULE_REFERENCES;
 use crate::model::{DeviceTable, Missing, ProcessId, Snapshot, Task, counted};
 use crate::probe::{Iterators, ProbeError, procwalk, waiting};
 use crate::process::namespaces;
@@ -136,11 +137,11 @@ pub(crate) fn module_references(
 ) -> Vec<Missing> {
     let lasting = now.iter().filter_map(|(module, left)| Some((module, *before.get(module)?.min(left))));
     let missing = lasting.map(|(module, left)| Missing {
-        what: "module-references",
+        what: MODULE_REFERENCES,
         why: format!(
-            "the kernel counts {} to the driver's module {module} that no open file found accounts for: a handle where no \
-             scan can see it (a task half-way through its exit, an open in progress), or a kernel client, such as an I2C \
-             bus of the GPU that somebody has open (cat /sys/module/{module}/refcnt)",
+            "module {module} has {} without an open file: a handle where no scan can see it (a task half-way through \
+             its exit, an open in progress), or a kernel client of the driver, such as an I2C bus of the GPU that somebody \
+             has open (cat /sys/module/{module}/refcnt counts them, with one for each module that uses it)",
             counted(left, "reference", "references")
         ),
     });

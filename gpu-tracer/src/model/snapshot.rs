@@ -86,6 +86,9 @@ pub enum Via {
     },
 }
 
+/// [`Missing::what`] of references to the driver's modules that no file accounts for.
+pub const MODULE_REFERENCES: &str = "module-references";
+
 /// Something that could not be looked at, so that an empty answer is no proof.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Missing {
