@@ -74,6 +74,20 @@ impl Daemon {
         Self::start_in(Vec::new(), "", &[], plan, &[], |_| {})
     }
 
+    /// The same with its state in a directory that stays: what it writes there is for others to find.
+    #[must_use]
+    #[track_caller]
+    pub fn of_driver_leaving(plan: &'static str, state: &Path) -> Self {
+        Self::start_in(Vec::new(), "", &[], plan, &[], |dir| lead_to(dir, state))
+    }
+
+    /// Starts one for these devices with its state in a directory that stays.
+    #[must_use]
+    #[track_caller]
+    pub fn start_leaving(device: &Device, state: &Path) -> Self {
+        Self::start_in(device.options(), "", &device.options(), "lean", &[], |dir| lead_to(dir, state))
+    }
+
     /// `devices`: what tells other commands of the same devices.
     #[track_caller]
     fn start_in(
@@ -273,6 +287,12 @@ impl Daemon {
         watch.await_line("the greeting", |line| line["what"] == "listening");
         watch
     }
+}
+
+/// Has what is to be the state directory be another.
+fn lead_to(dir: &Path, state: &Path) {
+    std::fs::create_dir_all(state).expect("it can be made");
+    std::os::unix::fs::symlink(state, dir.join("state")).expect("it is ours");
 }
 
 fn spawn(dir: &Path, options: &[String], plan: &str, said: &Path, environment: &[(&str, &str)]) -> Child {

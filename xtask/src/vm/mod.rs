@@ -7,12 +7,13 @@
 //! what runs inside.
 //!
 //! Test programs are the integration tests of `gpu-tracer-tests`. Those whose name begins with `vm_` run with the
-//! stand-in driver loaded, after all others.
+//! stand-in driver loaded, after all others; those of `vm_reboot` in several boots with one disk ([`disk`]).
 
 mod archive;
 mod build;
 mod contents;
 mod cpio;
+mod disk;
 mod guest;
 mod kernel;
 mod modules;
@@ -229,6 +230,7 @@ fn run(
     let initramfs = contents::write_initramfs(workspace, &kernel, programs, &plan, work)?;
     let start = Instant::now();
     let console = work.join("console.log");
+    let disk = disk::blank(&work.join("disk.img"))?;
     let guest = Guest {
         image: &kernel.image()?,
         initramfs: &initramfs,
@@ -237,8 +239,10 @@ fn run(
         shell: plan.mode == Mode::Shell,
         kvm: arguments.kvm,
         deadline: Duration::from_secs(arguments.deadline),
+        disk: Some(&disk),
+        stage: 1,
     };
-    let verdict = guest.run()?;
+    let verdict = disk::run_all_boots(guest)?;
     let seconds = start.elapsed().as_secs();
     match plan.mode {
         Mode::Suite if verdict.passed + verdict.failed == 0 => bail!("no test's name contains this filter"),
