@@ -16,14 +16,15 @@ use aya_ebpf::{
 };
 use core::ffi::c_void;
 use gpu_tracer_common::events::{
-    CALLS_PER_WINDOW, Call, CallKey, DriverRecord, Drop, KIND_DEFERRED, KIND_OPENED, KIND_OPENING,
+    CALLS_PER_WINDOW, Call, CallKey, DriverRecord, Drop, EventHead, KIND_DEFERRED, KIND_MAPPED, KIND_OPENED, KIND_OPENING,
     KIND_RELEASED, KIND_RELEASING, MAX_CALLS, MAX_DEFERRED, MAX_SPENT, Spent, TaskRef, WINDOW_NS, calls,
 };
+use gpu_tracer_common::snapshot::Header;
 
-use super::{account, comm_of, count, emit, head, now, task_ref, tracked};
+use super::{account, comm_of, count, emit, now, task_ref, tracked};
 use crate::{
     access::{offset, read},
-    holds::{character_device, identity},
+    holds::character_device,
 };
 
 /// Calls in progress. Allocated beforehand, as programs at kprobes must have it.
@@ -42,6 +43,8 @@ static UNTOLD: HashMap<u64, u8> = HashMap::with_max_entries(MAX_DEFERRED, 0);
 #[map]
 static SPENT: LruHashMap<u32, Spent> = LruHashMap::with_max_entries(MAX_SPENT, 0);
 
+const BPF_NOEXIST: u64 = 1;
+const EEXIST: i32 = 17;
 /// Low bits of the `private_data` of a file of nvidia-uvm: what kind of file it is. They were two until driver series 570
 /// and are three since; the third is 0 in a pointer.
 const UVM_TYPE_BITS: u64 = 7;
@@ -62,8 +65,30 @@ fn on_open_begin(context: *mut c_void) -> u32 {
 #[unsafe(link_section = "kretprobe/open_end")]
 fn on_open_end(context: *mut c_void) -> u32 {
     let result = RetProbeContext::new(context).ret::<i32>();
-    if let Some((call, task)) = ended(calls::OPEN) {
-        account(tell(KIND_OPENED, &call, task, result));
+    if let Some(call) = ended(calls::OPEN) {
+        account(tell(KIND_OPENED, &call, of(&call), result));
+    }
+    0
+}
+
+/// `(struct file *, struct vm_area_struct *)`: the driver's mmap is entered.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "kprobe/map_begin")]
+fn on_map_begin(context: *mut c_void) -> u32 {
+    let file = ProbeContext::new(context).arg(0).unwrap_or(0);
+    account(described(file, 0).and_then(|(call, _)| remember(calls::MAP, &call)));
+    0
+}
+
+/// It returns. One that failed is nobody's business.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "kretprobe/map_end")]
+fn on_map_end(context: *mut c_void) -> u32 {
+    let result = RetProbeContext::new(context).ret::<i32>();
+    if let Some(call) = ended(calls::MAP)
+        && result == 0
+    {
+        account(tell(KIND_MAPPED, &call, of(&call), 0));
     }
     0
 }
@@ -115,11 +140,11 @@ fn on_release_in_place(_: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "kretprobe/release_end")]
 fn on_release_end(_: *mut c_void) -> u32 {
-    let Some((call, task)) = ended(calls::RELEASE) else { return 0 };
+    let Some(call) = ended(calls::RELEASE) else { return 0 };
     if call.work == 0 {
-        account(tell(KIND_RELEASED, &call, task, 0));
+        account(tell(KIND_RELEASED, &call, of(&call), 0));
     } else if UNTOLD.remove(call.work).is_ok() {
-        account(tell(KIND_DEFERRED, &call, task, 0));
+        account(tell(KIND_DEFERRED, &call, of(&call), 0));
     }
     0
 }
@@ -132,8 +157,7 @@ fn on_deferred_begin(context: *mut c_void) -> u32 {
     // SAFETY: copied at once; only this thread takes it out from now on.
     let Some(call) = (unsafe { DEFERRED.get(work) }).copied() else { return 0 };
     if UNTOLD.remove(work).is_ok() {
-        let by = TaskRef { tgid: call.tgid, tid: call.tid, start_ns: call.start_ns };
-        account(tell(KIND_DEFERRED, &call, by, 0));
+        account(tell(KIND_DEFERRED, &call, of(&call), 0));
     }
     account(remember(calls::WORK, &call));
     0
@@ -143,9 +167,11 @@ fn on_deferred_begin(context: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "kretprobe/deferred_end")]
 fn on_deferred_end(_: *mut c_void) -> u32 {
-    if let Some((call, task)) = ended(calls::WORK) {
+    if let Some(call) = ended(calls::WORK) {
         let _ = DEFERRED.remove(call.work);
-        account(tell(KIND_RELEASED, &call, task, 0));
+        // SAFETY: no arguments, no effects.
+        let thread = task_ref(unsafe { bpf_get_current_task() });
+        account(thread.and_then(|thread| tell(KIND_RELEASED, &call, thread, 0)));
     }
     0
 }
@@ -162,15 +188,20 @@ fn private_data(file: u64) -> u64 {
     read::<u64>(file, offset!(file_private_data)).unwrap_or(0)
 }
 
+/// A call of the current task with this file: as it is remembered, and whose it is.
+#[inline(always)]
+fn described(file: u64, work: u64) -> Result<(Call, TaskRef), Drop> {
+    // SAFETY: no arguments, no effects. (Its like that gives typed pointers is not to be had here before 5.11.)
+    let task = task_ref(unsafe { bpf_get_current_task() })?;
+    let rdev = character_device(file).ok_or(Drop::Unreadable)?;
+    let TaskRef { tgid, tid, start_ns } = task;
+    Ok((Call { file, work, at_ns: now(), start_ns, tgid, tid, rdev, _padding: 0 }, task))
+}
+
 /// A call is entered: remembers and tells it.
 #[inline(always)]
 fn begin(kind: u16, what: u32, file: u64, work: u64) -> Result<(), Drop> {
-    // SAFETY: no arguments, no effects. (Its like that gives typed pointers is not to be had here before 5.11.)
-    let current = unsafe { bpf_get_current_task() };
-    let task = task_ref(current)?;
-    let rdev = character_device(file).ok_or(Drop::Unreadable)?;
-    let TaskRef { tgid, tid, start_ns } = task;
-    let mut call = Call { file, work, at_ns: now(), start_ns, tgid, tid, rdev, _padding: 0 };
+    let (mut call, task) = described(file, work)?;
     if work != 0 {
         // What cannot be followed to its kernel thread is taken to end with the release, and that is said.
         if DEFERRED.insert(work, call, 0).is_err() || UNTOLD.insert(work, 0, 0).is_err() {
@@ -180,7 +211,7 @@ fn begin(kind: u16, what: u32, file: u64, work: u64) -> Result<(), Drop> {
         }
     }
     if what == calls::OPEN {
-        account(tracked::add(tgid, start_ns));
+        account(tracked::add(task.tgid, task.start_ns));
     }
     let remembered = remember(what, &call);
     tell(kind, &call, task, 0)?;
@@ -190,29 +221,37 @@ fn begin(kind: u16, what: u32, file: u64, work: u64) -> Result<(), Drop> {
 #[inline(always)]
 fn remember(what: u32, call: &Call) -> Result<(), Drop> {
     let key = key(what);
-    // One that is still there was never seen to return.
-    if CALLS.remove(key).is_ok() {
-        count(Drop::ReturnMissed);
+    match CALLS.insert(key, call, BPF_NOEXIST) {
+        Ok(()) => Ok(()),
+        // One that is still there was never seen to return.
+        Err(error) if error == -EEXIST => {
+            count(Drop::ReturnMissed);
+            CALLS.insert(key, call, 0).map_err(|_| Drop::CallsFull)
+        }
+        Err(_) => Err(Drop::CallsFull),
     }
-    CALLS.insert(key, call, 0).map_err(|_| Drop::CallsFull)
 }
 
-/// A call returns: what was remembered of it, and who makes it.
+/// A call returns: what was remembered of it.
 #[inline(always)]
-fn ended(what: u32) -> Option<(Call, TaskRef)> {
+fn ended(what: u32) -> Option<Call> {
     let key = key(what);
     // SAFETY: copied at once; only this task takes it out.
     let call = unsafe { CALLS.get(key) }.copied()?;
     let _ = CALLS.remove(key);
-    // SAFETY: no arguments, no effects.
-    let task = task_ref(unsafe { bpf_get_current_task() }).ok()?;
-    Some((call, task))
+    Some(call)
+}
+
+/// Who entered it.
+#[inline(always)]
+fn of(call: &Call) -> TaskRef {
+    TaskRef { tgid: call.tgid, tid: call.tid, start_ns: call.start_ns }
 }
 
 /// A task is gone. What it was doing in the driver must have returned, and if it is still remembered nobody was told.
 #[inline(always)]
 pub(super) fn forget(tid: u32) {
-    for what in [calls::OPEN, calls::RELEASE] {
+    for what in [calls::OPEN, calls::RELEASE, calls::MAP] {
         if CALLS.remove(CallKey { tid, what }).is_ok() {
             count(Drop::ReturnMissed);
         }
@@ -221,19 +260,19 @@ pub(super) fn forget(tid: u32) {
 
 #[inline(always)]
 fn tell(kind: u16, call: &Call, task: TaskRef, result: i32) -> Result<(), Drop> {
-    spend(call.tgid)?;
+    let now = now();
+    spend(call.tgid, now)?;
+    let opens = kind == KIND_OPENING || kind == KIND_OPENED;
     // SAFETY: no arguments, no effects.
-    let comm = comm_of(unsafe { bpf_get_current_task() });
-    let lives = kind == KIND_OPENING || kind == KIND_OPENED || kind == KIND_RELEASING;
-    let identity = if lives { identity(call.file) } else { 0 };
+    let comm = if opens { comm_of(unsafe { bpf_get_current_task() }) } else { [0; 16] };
+    let head = EventHead { header: Header::new(kind), detail: 0, at_ns: now, task };
     let (file, work, rdev) = (call.file, call.work, call.rdev);
-    emit(DriverRecord { head: head(kind, 0, task), file, identity, work, rdev, result, comm })
+    emit(DriverRecord { head, file, work, rdev, result, comm })
 }
 
 /// Has this process been told of too much lately? Nobody may fill the ring on purpose.
 #[inline(always)]
-fn spend(tgid: u32) -> Result<(), Drop> {
-    let now = now();
+fn spend(tgid: u32, now: u64) -> Result<(), Drop> {
     let Some(spent) = SPENT.get_ptr_mut(tgid) else {
         // Where it does not fit, the next record counts as the first again.
         let _ = SPENT.insert(tgid, Spent { window_ns: now, in_window: 1 }, 0);

@@ -8,10 +8,12 @@
 //! | `signals.rs` | signals that may end or stop a process, and who sent them; victims of the OOM killer |
 //! | `modules.rs` | drivers loaded and unloaded |
 //! | `driver.rs` | kprobes at the driver's own open and release, where the kernel has kprobes |
+//! | `called.rs` | every system call of the host, in plan `exhaustive` only |
 //! | `tracked.rs` | the set of processes whose doings are of interest |
 //!
 //! Nothing here ever blocks or denies anything. For a process that is not in the set a hook costs one load.
 
+mod called;
 mod driver;
 mod exit;
 mod lifecycle;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::core::Core;
 use super::log;
 use super::settings::Plan;
+use crate::kernel::Answer;
 use crate::probe::EventSource;
 use crate::probe::events::DriverState;
 
@@ -84,6 +85,7 @@ impl Core {
     pub(super) fn plan_word(&self) -> &'static str {
         match (&self.source, self.driver_state()) {
             (None, _) => "snapshot",
+            (Some(source), _) if source.follows_calls() => "exhaustive",
             (Some(_), DriverState::Complete) => "full",
             (Some(_), _) => "lean",
         }
@@ -106,6 +108,24 @@ pub(super) fn judge(plan: Plan, state: &DriverState) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// Says what plan `exhaustive` costs. Errors: its hooks are not to be had.
+pub(super) fn judge_calls(source: &EventSource) -> anyhow::Result<()> {
+    if let Some(hook) = source.hooks().iter().find(|hook| hook.hook.starts_with("sys_") && !hook.works.is_yes())
+    {
+        let why = match (&hook.works, &hook.detail) {
+            (Answer::Denied(why), _) | (_, Some(why)) => why,
+            _ => "this kernel does not have it",
+        };
+        anyhow::bail!("plan exhaustive: no hook at {}: {why}; use --plan auto, which does without", hook.hook);
+    }
+    log::warning(&format!("plan exhaustive: {COST_OF_CALLS}"));
+    Ok(())
+}
+
+/// What plan `exhaustive` costs, in a sentence.
+pub(crate) const COST_OF_CALLS: &str =
+    "every system call of every process on this host takes some 200 ns longer while it is in effect";
 
 #[cfg(test)]
 mod tests {

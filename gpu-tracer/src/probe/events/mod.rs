@@ -7,6 +7,7 @@
 //! | `sched_process_exit` | how a task ends, and which device files are in its fd table at that moment |
 //! | `signal_generate`, `oom:mark_victim` | who ended or stopped it |
 //! | `module:module_load`, `module:module_free` | drivers that come and go |
+//! | `sys_enter`, `sys_exit`, where asked for | calls by which files change hands, for the sake of a look; every call of the host pays |
 //! | kprobes at the driver's open, release and deferred release ([`DriverState`]), where asked for and possible | opens and releases themselves, to the moment |
 //!
 //! The kernel keeps a set of *tracked* processes and says nothing of the others, for whom a hook costs one load. Who asks for a device is in it from then
@@ -31,6 +32,7 @@ mod losses;
 mod pins;
 pub mod recheck;
 mod sys;
+mod system_calls;
 #[cfg(test)]
 mod tests;
 mod tracked;
@@ -104,11 +106,13 @@ pub struct Options {
     pub ring_bytes: u32,
     /// Hook the driver's own functions as well, as far as the kernel allows it: see [`EventSource::driver_state`].
     pub driver: bool,
+    /// Follow every system call of the host: [`EventKind::Called`](crate::model::event::EventKind::Called).
+    pub calls: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { pin_dir: None, ring_bytes: RING_BYTES, driver: false }
+        Self { pin_dir: None, ring_bytes: RING_BYTES, driver: false, calls: false }
     }
 }
 
@@ -171,6 +175,13 @@ impl EventSource {
     #[must_use]
     pub fn driver_hooks(&self) -> &[HookReport] {
         self.driver.reports()
+    }
+
+    /// Is every system call of the host followed?
+    #[must_use]
+    pub fn follows_calls(&self) -> bool {
+        let works = |name| self.hooks.iter().any(|hook| hook.hook == name && hook.works.is_yes());
+        works("sys_enter") && works("sys_exit")
     }
 
     /// How far the driver's own functions can be followed.
