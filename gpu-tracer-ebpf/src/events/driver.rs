@@ -16,8 +16,9 @@ use aya_ebpf::{
 };
 use core::ffi::c_void;
 use gpu_tracer_common::events::{
-    CALLS_PER_WINDOW, Call, CallKey, DriverRecord, Drop, EventHead, KIND_DEFERRED, KIND_MAPPED, KIND_OPENED, KIND_OPENING,
-    KIND_RELEASED, KIND_RELEASING, MAX_CALLS, MAX_DEFERRED, MAX_SPENT, Spent, TaskRef, WINDOW_NS, calls,
+    CALLS_PER_WINDOW, Call, CallKey, DriverRecord, Drop, EventHead, KIND_DEFERRED, KIND_MAPPED, KIND_OPENED,
+    KIND_OPENING, KIND_RELEASED, KIND_RELEASING, MAX_CALLS, MAX_DEFERRED, MAX_SPENT, Spent, TaskRef,
+    WINDOW_NS, calls,
 };
 use gpu_tracer_common::snapshot::Header;
 

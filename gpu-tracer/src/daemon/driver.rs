@@ -111,13 +111,17 @@ pub(super) fn judge(plan: Plan, state: &DriverState) -> anyhow::Result<()> {
 
 /// Says what plan `exhaustive` costs. Errors: its hooks are not to be had.
 pub(super) fn judge_calls(source: &EventSource) -> anyhow::Result<()> {
-    if let Some(hook) = source.hooks().iter().find(|hook| hook.hook.starts_with("sys_") && !hook.works.is_yes())
+    if let Some(hook) =
+        source.hooks().iter().find(|hook| hook.hook.starts_with("sys_") && !hook.works.is_yes())
     {
         let why = match (&hook.works, &hook.detail) {
             (Answer::Denied(why), _) | (_, Some(why)) => why,
             _ => "this kernel does not have it",
         };
-        anyhow::bail!("plan exhaustive: no hook at {}: {why}; use --plan auto, which does without", hook.hook);
+        anyhow::bail!(
+            "plan exhaustive: no hook at {}: {why}; use --plan auto, which does without",
+            hook.hook
+        );
     }
     log::warning(&format!("plan exhaustive: {COST_OF_CALLS}"));
     Ok(())

@@ -46,7 +46,9 @@ impl std::str::FromStr for Plan {
             "lean" => Ok(Self::Lean),
             "snapshot" => Ok(Self::Snapshot),
             "exhaustive" => Ok(Self::Exhaustive),
-            other => anyhow::bail!("there is no plan {other:?}: use auto, full, lean, exhaustive or snapshot"),
+            other => {
+                anyhow::bail!("there is no plan {other:?}: use auto, full, lean, exhaustive or snapshot")
+            }
         }
     }
 }

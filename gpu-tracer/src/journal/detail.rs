@@ -118,8 +118,8 @@ impl Store {
                 (detail.cause, detail.count) = (Some(gap.cause.word()), gap.cause.events());
             }
             ChangeKind::Module { name, .. } => detail.cause = Some(name.clone()),
-            ChangeKind::Mapped
-            | ChangeKind::Unmapped
+            ChangeKind::Mapped { exact } => detail.by_then = !exact,
+            ChangeKind::Unmapped
             | ChangeKind::DescriptorsClosed
             | ChangeKind::Queued
             | ChangeKind::Registered

@@ -99,7 +99,7 @@ impl Ledger {
         }
         held.ways.maps = held.ways.maps.saturating_add(1);
         if held.ways.maps == 1 {
-            changes.push(of_file(id, file, at_ns, Some(task.process), ChangeKind::Mapped));
+            changes.push(of_file(id, file, at_ns, Some(task.process), ChangeKind::Mapped { exact: true }));
         }
     }
 

@@ -59,7 +59,10 @@ pub enum ChangeKind {
         from: Vec<ProcessId>,
     },
     /// `process` has mapped `file`.
-    Mapped,
+    Mapped {
+        /// Is `at_ns` the moment? If not, it was by then.
+        exact: bool,
+    },
     /// `process` has no mapping of `file` any more and still refers to it otherwise.
     Unmapped,
     /// `process` has no descriptor of `file` any more and still refers to it otherwise.

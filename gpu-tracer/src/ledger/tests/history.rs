@@ -287,7 +287,7 @@ fn mapping_unmapping_and_closing_are_told_apart() {
         let drift = ledger.reconcile(&world(taken_ns, vec![task(10, 10)], files, references));
         drift.changes.into_iter().map(|change| change.kind).collect::<Vec<_>>()
     };
-    assert_eq!(look(200_000, vec![fd(1, 10, 3), map(1, 10, 0)]), [ChangeKind::Mapped]);
+    assert_eq!(look(200_000, vec![fd(1, 10, 3), map(1, 10, 0)]), [ChangeKind::Mapped { exact: false }]);
     assert_eq!(look(300_000, vec![map(1, 10, 0)]), [ChangeKind::DescriptorsClosed]);
     assert_eq!(look(400_000, vec![map(1, 10, 0), fd(1, 10, 4)]), []);
     assert_eq!(look(500_000, vec![fd(1, 10, 4)]), [ChangeKind::Unmapped]);

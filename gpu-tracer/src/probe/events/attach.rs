@@ -67,7 +67,12 @@ impl EventSource {
         }
         let layout = layout::resolve(btf)?;
         let ring_bytes = options.ring_bytes.checked_next_power_of_two().unwrap_or(1 << 31);
-        let parts = [OBJECT, layout.as_bytes(), &ring_bytes.to_ne_bytes(), &[u8::from(options.driver), u8::from(options.calls)]];
+        let parts = [
+            OBJECT,
+            layout.as_bytes(),
+            &ring_bytes.to_ne_bytes(),
+            &[u8::from(options.driver), u8::from(options.calls)],
+        ];
         let pins = options.pin_dir.as_deref().map(|directory| Pins::take(directory, &parts)).transpose()?;
         let mut source = match pins.as_ref().map(|pins| pins.reopen(&USED)).transpose() {
             Ok(Some(Some(kept))) => Self::resume(kept, options.calls)?,
@@ -129,7 +134,8 @@ impl EventSource {
         let mut ebpf = loader.load(OBJECT).map_err(ProbeError::Load)?;
         let features = Features::probe("/".as_ref());
         let (attached, hooks) = hooks::attach(&mut ebpf, &features, options.calls);
-        let driver = if options.driver { DriverHooks::load(&mut ebpf, &features) } else { DriverHooks::not_asked() };
+        let driver =
+            if options.driver { DriverHooks::load(&mut ebpf, &features) } else { DriverHooks::not_asked() };
         if let Some(pins) = pins {
             let maps =
                 USED.map(|name| ebpf.map(name).map(|map| (name, map)).ok_or(ProbeError::Incompatible(name)));

@@ -3,10 +3,10 @@
 use gpu_tracer_common::{
     LAYOUT,
     events::{
-        DriverRecord, EXIT_HOLDS, EventHead, ExecRecord, ExitHold, ExitRecord, ForkRecord, KIND_CALLED, KIND_DEFERRED,
-        KIND_EXECED, KIND_EXITING, KIND_FORKED, KIND_FREED, KIND_MAPPED, KIND_MODULE_LOADED, KIND_MODULE_UNLOADED,
-        KIND_OPENED, KIND_OPENING, KIND_RELEASED, KIND_RELEASING, KIND_RENAMED, KIND_SIGNALLED, KIND_TOUCHED,
-        KIND_VICTIM, ModuleRecord, RenameRecord, SignalRecord, TouchRecord,
+        DriverRecord, EXIT_HOLDS, EventHead, ExecRecord, ExitHold, ExitRecord, ForkRecord, KIND_CALLED,
+        KIND_DEFERRED, KIND_EXECED, KIND_EXITING, KIND_FORKED, KIND_FREED, KIND_MAPPED, KIND_MODULE_LOADED,
+        KIND_MODULE_UNLOADED, KIND_OPENED, KIND_OPENING, KIND_RELEASED, KIND_RELEASING, KIND_RENAMED,
+        KIND_SIGNALLED, KIND_TOUCHED, KIND_VICTIM, ModuleRecord, RenameRecord, SignalRecord, TouchRecord,
     },
 };
 use zerocopy::FromBytes;

@@ -41,16 +41,16 @@ const COMPAT: [u16; 24] = [
 ];
 /// ARM.
 #[cfg(target_arch = "aarch64")]
-const COMPAT: [u16; 21] = [
-    6, 41, 55, 63, 91, 163, 192, 221, 253, 293, 296, 297, 337, 358, 365, 374, 417, 425, 426, 427, 436,
-];
+const COMPAT: [u16; 21] =
+    [6, 41, 55, 63, 91, 163, 192, 221, 253, 293, 296, 297, 337, 358, 365, 374, 417, 425, 426, 427, 436];
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const COMPAT: [u16; 0] = [];
 
 /// `CALL_CLASSES` of the programs.
 pub(super) fn classes() -> [u8; CALL_NUMBERS] {
     let mut classes = [call_class::NONE; CALL_NUMBERS];
-    let own = OWN.into_iter().chain(OWN_OLD).filter_map(|(call, class)| Some((usize::try_from(call).ok()?, class)));
+    let own =
+        OWN.into_iter().chain(OWN_OLD).filter_map(|(call, class)| Some((usize::try_from(call).ok()?, class)));
     let of_compat = COMPAT.into_iter().map(|call| (usize::from(call), call_class::OF_COMPAT));
     for (call, bits) in own.chain(of_compat) {
         if let Some(entry) = classes.get_mut(call) {

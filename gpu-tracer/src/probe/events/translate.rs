@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use gpu_tracer_common::events::{
-    DriverRecord, EventHead, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED, KIND_MAPPED, KIND_OPENED, KIND_OPENING,
-    KIND_RELEASING, MAY_WAIT, NO_FD, SignalRecord, TaskRef, TouchKey, TouchRecord, WINDOW_NS, access_bits,
-    exit_bits,
+    DriverRecord, EventHead, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED, KIND_MAPPED, KIND_OPENED,
+    KIND_OPENING, KIND_RELEASING, MAY_WAIT, NO_FD, SignalRecord, TaskRef, TouchKey, TouchRecord, WINDOW_NS,
+    access_bits, exit_bits,
 };
 
 use super::decode::Record;

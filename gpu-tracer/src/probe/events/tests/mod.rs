@@ -60,9 +60,7 @@ fn exit(detail: u32, held: &[(u64, DeviceNumber, u32)]) -> Vec<u8> {
 
 fn in_driver(kind: u16, device: DeviceNumber, work: u64, result: i32) -> Vec<u8> {
     let (head, rdev) = (head(kind, 0), device.to_kernel());
-    DriverRecord { head, file: 0xabc, work, rdev, result, comm: text("python3") }
-        .as_bytes()
-        .to_vec()
+    DriverRecord { head, file: 0xabc, work, rdev, result, comm: text("python3") }.as_bytes().to_vec()
 }
 
 /// One record of each kind, as bytes.
