@@ -82,9 +82,10 @@ fn a_mapping_is_told_at_once() {
     let mut files = Vec::new();
     check_told_at_once(&mut watch, "mapped", prepare, |file| {
         let access = libc::PROT_READ | libc::PROT_WRITE;
+        // A shared mapping of this device would be one of another file.
         // SAFETY: a new mapping, wherever there is room; it stays until the process ends.
         let page =
-            unsafe { libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+            unsafe { libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_PRIVATE, file.as_raw_fd(), 0) };
         assert_ne!(page, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
         files.push(file);
     });
