@@ -7,7 +7,7 @@ use super::log;
 use super::settings::Plan;
 use crate::kernel::Answer;
 use crate::probe::EventSource;
-use crate::probe::events::DriverState;
+use crate::probe::events::{COST_OF_CALLS, DriverState};
 
 /// After a module was announced: it is announced before its devices are there, and before it is gone.
 const FOLLOW_UPS: [Duration; 4] = [
@@ -126,10 +126,6 @@ pub(super) fn judge_calls(source: &EventSource) -> anyhow::Result<()> {
     log::warning(&format!("plan exhaustive: {COST_OF_CALLS}"));
     Ok(())
 }
-
-/// What plan `exhaustive` costs, in a sentence.
-pub(crate) const COST_OF_CALLS: &str =
-    "every system call of every process on this host takes some 200 ns longer while it is in effect";
 
 #[cfg(test)]
 mod tests {

@@ -56,6 +56,7 @@ pub use hooks::HookReport;
 pub use losses::Losses;
 pub use pins::unpin;
 pub use recheck::{FileChecked, RememberedFile};
+pub use system_calls::{COST_OF_CALLS, can_follow_calls};
 pub use translate::Touched;
 
 pub(super) use attach::MAPS;

@@ -5,6 +5,19 @@
 
 use gpu_tracer_common::events::{CALL_NUMBERS, call_class};
 
+use crate::kernel::Btf;
+
+/// What it costs to follow them, in a sentence (`cargo xtask bench overhead --plan exhaustive`).
+pub const COST_OF_CALLS: &str =
+    "every system call of every process on this host takes some 200 ns longer while it is in effect";
+
+/// Can they be followed? What the tracepoints print is in BTF, and the tracepoints themselves are not.
+#[must_use]
+pub fn can_follow_calls(btf: &Btf) -> bool {
+    let known = |structure, member| btf.field(structure, member).is_ok();
+    known("trace_event_raw_sys_enter", "id") && known("trace_event_raw_sys_exit", "ret")
+}
+
 /// Calls of programs of this architecture.
 const OWN: [(i64, u8); 19] = [
     (libc::SYS_close, call_class::CLOSE),
