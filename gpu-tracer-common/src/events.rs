@@ -342,15 +342,17 @@ pub const TOUCHES_PER_WINDOW: u64 = 64;
 /// Signals, renames and execs of one process that are recorded in a window. The others are counted.
 pub const CHATTER_PER_WINDOW: u64 = 64;
 
-/// Calls into the driver that `CALLS` can hold: one for each task that is in its open or its release.
+/// Elements of `OPENS` and of `RELEASES`, by the low bits of a thread id; a power of two.
+pub const CALL_SLOTS: u32 = 2048;
+/// Calls into the driver that `CALLS` can hold: what finds no place in the former, and calls of other kinds.
 pub const MAX_CALLS: u32 = 4096;
-/// Closes that `DEFERRED` and `UNTOLD` can hold.
+/// Closes that `DEFERRED` and `TOLD` can hold.
 pub const MAX_DEFERRED: u32 = 1024;
 /// Processes whose budget is in `SPENT`.
 pub const MAX_SPENT: u32 = 1024;
-/// Opens and releases of one process that are recorded in a window; to end with a thousand handles is ordinary. The
+/// Opens, mmaps and releases of one process that are recorded in a window; to end with a thousand handles is ordinary. The
 /// others are counted.
-pub const CALLS_PER_WINDOW: u64 = 2048;
+pub const CALLS_PER_WINDOW: u64 = 1024;
 
 /// Key of `CALLS`.
 #[repr(C)]
@@ -375,8 +377,8 @@ pub mod calls {
     pub const MAP: u32 = 3;
 }
 
-/// Value of `CALLS`: a call that has not returned. Value of `DEFERRED`, whose key is [`Call::work`]: a release that may
-/// have been left, or has been, to a kernel thread.
+/// Value of `CALLS`: a call that has not returned. Value of `DEFERRED`, whose key is [`Call::work`]: a release that has been left
+/// to a kernel thread which has not begun with it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Call {
@@ -394,10 +396,24 @@ pub struct Call {
     pub tid: u32,
     /// Device number, kernel encoding.
     pub rdev: u32,
-    /// 0.
-    pub _padding: u32,
+    /// 0 if the process has used up its budget: of this call nothing is told.
+    pub told: u32,
 }
 const _: () = assert!(size_of::<Call>() == 48);
+
+/// Element of `OPENS` and `RELEASES`: what a task does in the driver, without a search. Of tasks whose ids have the same low bits
+/// one has it, and the others are in `CALLS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallSlot {
+    /// Who wants it adds one and has it if that makes it one. Who has it, or has not got it, takes that away again.
+    pub claims: u32,
+    /// Who has it, by thread id; 0 for nobody.
+    pub tid: u32,
+    /// What it does.
+    pub call: Call,
+}
+const _: () = assert!(size_of::<CallSlot>() == 56);
 
 /// Entries of `CALL_CLASSES`, by the number of a system call: in the low bits what it can do, as an architecture's own
 /// programs number it.
@@ -446,7 +462,7 @@ pub const VAGUE_CALLS_APART_NS: u64 = 100_000_000;
 pub struct Spent {
     /// Begin of the current window, ns.
     pub window_ns: u64,
-    /// Records in that window.
+    /// Calls in that window.
     pub in_window: u64,
 }
 const _: () = assert!(size_of::<Spent>() == 16);

@@ -18,7 +18,7 @@ use gpu_tracer_common::events::{
     CALL_NUMBERS, CALLING_SLOTS, CALLS_APART_NS, Drop, KIND_CALLED, VAGUE_CALLS_APART_NS, call_class,
 };
 
-use super::{account, argument, emit, head, now, task_ref, touched, tracked};
+use super::{account, argument, current_ref, emit, head, now, touched, tracked};
 use crate::{
     access::{offset, read},
     holds::{character_device, is_socket, is_wanted},
@@ -123,11 +123,11 @@ fn try_on_call(regs: u64, number: u64, entry: u8) -> Result<(), Drop> {
     let first = read::<u64>(regs, offset!(regs_argument0)).ok_or(Drop::Unreadable)?;
     let second = read::<u64>(regs, offset!(regs_argument1)).ok_or(Drop::Unreadable)?;
     match class {
-        call_class::CLOSE => return tell(task, class, concern(files, first as u32)),
+        call_class::CLOSE => return tell(class, concern(files, first as u32)),
         call_class::DUP_ONTO => {
             let closed = concern(files, second as u32);
             if closed != Concern::None {
-                return tell(task, class, closed);
+                return tell(class, closed);
             }
             if concern(files, first as u32) == Concern::Device {
                 tell_at_return(class);
@@ -180,11 +180,11 @@ fn try_on_return(class: u8, result: i64) -> Result<(), Drop> {
         };
         if concern(files, fd) == Concern::Device {
             concerned = Concern::Device;
-            let task = task_ref(task)?;
+            let task = current_ref()?;
             tracked::add(task.tgid, task.start_ns)?;
         }
     }
-    tell(task, class, concerned)
+    tell(class, concerned)
 }
 
 #[inline(always)]
@@ -198,7 +198,7 @@ fn tell_at_return(class: u8) {
 
 /// Tells of a call of a tracked process, unless that is due to a look that is still to come.
 #[inline(always)]
-fn tell(task: u64, class: u8, concerned: Concern) -> Result<(), Drop> {
+fn tell(class: u8, concerned: Concern) -> Result<(), Drop> {
     let apart = match concerned {
         Concern::None => return Ok(()),
         Concern::Perhaps => VAGUE_CALLS_APART_NS,
@@ -210,7 +210,7 @@ fn tell(task: u64, class: u8, concerned: Concern) -> Result<(), Drop> {
         return Ok(());
     }
     known.called_ns = now;
-    emit(head(KIND_CALLED, u32::from(class), task_ref(task)?))
+    emit(head(KIND_CALLED, u32::from(class), current_ref()?))
 }
 
 /// Is the task in a system call of a 32-bit program?

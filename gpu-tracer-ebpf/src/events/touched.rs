@@ -11,7 +11,7 @@ use gpu_tracer_common::events::{
     WINDOW_NS, access_bits,
 };
 
-use super::{account, comm_of, emit, head, now, task_ref, tracked};
+use super::{account, comm_of, current_ref, emit, head, now, tracked};
 use crate::{
     access::{increment, offset, read},
     holds::is_wanted,
@@ -56,7 +56,7 @@ fn on_touch(context: *mut c_void) -> i32 {
 fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
     // SAFETY: no arguments, no effects. (Its like that gives the ids is not to be had here before 6.10.)
     let current = unsafe { bpf_get_current_task() };
-    let task = task_ref(current)?;
+    let task = current_ref()?;
     let tracked = tracked::add(task.tgid, task.start_ns);
     let (hits, left) = hit(rdev, &task);
     let mut detail = 0;

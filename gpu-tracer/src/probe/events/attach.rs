@@ -26,13 +26,15 @@ use crate::{
 };
 
 /// Maps of the event programs that have a size, and the least they can have, for those who load only the others.
-pub(in crate::probe) const MAPS: [(&str, u32); 8] = [
+pub(in crate::probe) const MAPS: [(&str, u32); 10] = [
     ("EVENTS", 1),
     ("TRACKED", 1),
     ("TOUCHES", 1),
     (calls::MAPS[0], 1),
     (calls::MAPS[1], 1),
     (calls::MAPS[2], 1),
+    (calls::MAPS[3], 1),
+    (calls::MAPS[4], 1),
     ("SPENT", 1),
     CALLING,
 ];
@@ -41,7 +43,7 @@ const CALLING: (&str, u32) = ("CALLING", 1);
 /// Maps of the other programs that take memory when they are made.
 const OTHER_MAPS: [(&str, u32); 2] = [("HOLDS", 1), ("SUBJECTS", 1)];
 /// Maps that this side uses.
-const USED: [&str; 11] = [
+const USED: [&str; 13] = [
     "EVENTS",
     tracked::MAPS[0],
     tracked::MAPS[1],
@@ -53,6 +55,8 @@ const USED: [&str; 11] = [
     calls::MAPS[0],
     calls::MAPS[1],
     calls::MAPS[2],
+    calls::MAPS[3],
+    calls::MAPS[4],
 ];
 
 impl EventSource {

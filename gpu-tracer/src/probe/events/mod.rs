@@ -47,7 +47,9 @@ use std::{
 };
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
-use gpu_tracer_common::events::{Call, CallKey, Drop, DropCounts, RING_BYTES, TouchKey, Touches, Tracked};
+use gpu_tracer_common::events::{
+    Call, CallKey, CallSlot, Drop, DropCounts, RING_BYTES, TouchKey, Touches, Tracked,
+};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 pub use driver::{DriverState, survey as survey_driver};
@@ -84,7 +86,7 @@ const MAX_EVENTS: usize = 16_384;
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct Plain<T>(T);
-// SAFETY: `repr(C)`, integers only, without padding (all six).
+// SAFETY: `repr(C)`, integers only, without padding (all seven).
 unsafe impl aya::Pod for Plain<Tracked> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Plain<TouchKey> {}
@@ -96,6 +98,8 @@ unsafe impl aya::Pod for Plain<DropCounts> {}
 unsafe impl aya::Pod for Plain<CallKey> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Plain<Call> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Plain<CallSlot> {}
 
 /// How to attach.
 #[derive(Clone, Debug)]
