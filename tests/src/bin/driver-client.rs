@@ -1,7 +1,8 @@
 //! A process that uses the stand-in driver, and nothing else.
 //!
 //! ```text
-//! driver-client hold DEVICE...      opens them, one after another, says "open", and waits for the end of its input
+//! driver-client hold DEVICE...      opens them, one after another, says "open", and waits for the end of its input; maps a page
+//!                                   of the first at each line that says "map"
 //! driver-client pairs N FILE        opens and closes a file N times; prints how many ns one pair took
 //! driver-client calls N             makes N system calls that do nothing; prints how many ns one took
 //! ```
@@ -13,7 +14,6 @@
 
 use std::env;
 use std::fs::{File, OpenOptions};
-use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
 use std::process::ExitCode;
 use std::thread;
@@ -60,9 +60,22 @@ fn run(arguments: &[String]) -> Result<()> {
 fn hold(devices: &[&str]) -> Result<()> {
     let files: Vec<File> = devices.iter().map(|device| open(device)).collect::<Result<_>>()?;
     println!("open");
-    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        if let ("map", Some(file)) = (line.as_str(), files.first()) {
+            map(file).context("mmap")?;
+        }
+    }
     drop(files);
     Ok(())
+}
+
+/// It stays as long as this process.
+fn map(file: &File) -> std::io::Result<()> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping, wherever there is room.
+    let page =
+        unsafe { libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+    if page == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn open(device: &str) -> Result<File> {

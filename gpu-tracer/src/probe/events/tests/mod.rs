@@ -6,10 +6,11 @@ mod translating;
 
 use gpu_tracer_common::{
     events::{
-        DriverRecord, EventHead, ExecRecord, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED, KIND_EXECED,
-        KIND_EXITING, KIND_FORKED, KIND_FREED, KIND_MODULE_LOADED, KIND_MODULE_UNLOADED, KIND_OPENED,
-        KIND_OPENING, KIND_RELEASED, KIND_RELEASING, KIND_RENAMED, KIND_SIGNALLED, KIND_TOUCHED, KIND_VICTIM,
-        ModuleRecord, RenameRecord, SignalRecord, TaskRef, TouchRecord,
+        DriverRecord, EventHead, ExecRecord, ExitHold, ExitRecord, ForkRecord, KIND_CALLED, KIND_DEFERRED,
+        KIND_EXECED, KIND_EXITING, KIND_FORKED, KIND_FREED, KIND_MAPPED, KIND_MODULE_LOADED,
+        KIND_MODULE_UNLOADED, KIND_OPENED, KIND_OPENING, KIND_RELEASED, KIND_RELEASING, KIND_RENAMED,
+        KIND_SIGNALLED, KIND_TOUCHED, KIND_VICTIM, ModuleRecord, RenameRecord, SignalRecord, TaskRef,
+        TouchRecord,
     },
     snapshot::Header,
 };
@@ -94,5 +95,7 @@ fn one_of_each() -> Vec<Vec<u8>> {
         in_driver(KIND_RELEASING, GPU0, 0xdef, 0),
         in_driver(KIND_DEFERRED, GPU0, 0xdef, 0),
         in_driver(KIND_RELEASED, GPU0, 0, 0),
+        in_driver(KIND_MAPPED, GPU0, 0, 0),
+        head(KIND_CALLED, 0).as_bytes().to_vec(),
     ]
 }
