@@ -128,5 +128,16 @@ pub struct KernelLayout {
     pub exit_says_group_dead: u32,
     /// Non-zero where `mark_victim` passes a task and not a PID (6.8+).
     pub victim_is_task: u32,
+    /// `sk.__sk_common.skc_family`.
+    pub sock_family: u32,
+    pub socket_sk: u32,
+    /// Where the registers of a task in a system call have its first argument.
+    pub regs_argument0: u32,
+    pub regs_argument1: u32,
+    pub regs_argument4: u32,
+    /// The word of `task_struct.thread_info` in which [`Self::thread_compat`] is.
+    pub thread_word: u32,
+    /// Bits of it that say that the task is in a system call of a 32-bit program. Not an offset.
+    pub thread_compat: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 95 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 102 * 4);
