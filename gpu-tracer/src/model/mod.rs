@@ -17,6 +17,7 @@ pub mod report;
 pub mod snapshot;
 pub mod task;
 pub mod text;
+mod wall;
 mod words;
 
 pub use device::{Device, DeviceNumber, DeviceRange, DeviceTable};
@@ -24,4 +25,5 @@ pub use exit::ExitStatus;
 pub use gpu::{Gpu, GpuMemory, ProcessMemory};
 pub use snapshot::{FileKey, Missing, OpenFile, Reference, Snapshot, Via};
 pub use task::{MmKey, ProcessId, TableKey, Task, TaskState};
-pub use text::{RawText, counted, seconds};
+pub use text::{Name, RawText, counted, seconds};
+pub use wall::WallTime;
