@@ -28,7 +28,7 @@ impl Header {
 
 /// [`TaskRecord`].
 pub const KIND_TASK: u16 = 1;
-/// [`HoldRecord`]: a slot of an fd table. `by` = `files_struct`, `at` = fd.
+/// [`HoldRecord`]: a slot of an fd table. `by` = `files_struct`, `at` = fd, `end` = [`fd_bits`].
 pub const HOLD_FD: u16 = 2;
 /// [`HoldRecord`]: a mapping. `by` = `mm_struct`, `at` = first address, `end` = address after the last.
 pub const HOLD_MAP: u16 = 3;
@@ -43,6 +43,13 @@ pub const HOLD_DRIVER_PIN: u16 = 7;
 /// [`HoldRecord`]: a file remembered from earlier, as it is now. `by` = its `struct dentry`, `at` = references to that
 /// (`d_lockref.count`), 0 where it is no longer the dentry of the file's inode; `end` = [`check_bits`].
 pub const HOLD_CHECKED: u16 = 8;
+
+/// `end` of a [`HOLD_FD`] record.
+pub mod fd_bits {
+    /// The driver holds no other file on behalf of this one: a look for [`HOLD_DRIVER_PIN`](super::HOLD_DRIVER_PIN)s would
+    /// find none.
+    pub const PINS_NOTHING: u64 = 1;
+}
 
 /// `end` of a [`HOLD_CHECKED`] record.
 pub mod check_bits {

@@ -24,6 +24,7 @@ mod kallsyms;
 mod layout;
 mod netns;
 pub mod procwalk;
+mod records;
 mod ring;
 pub mod snapshot;
 mod subjects;

@@ -53,19 +53,18 @@ pub fn explain(proc: &Path, snapshot: &mut Snapshot) {
 /// Files with more references than are named, and how many more.
 fn unexplained(snapshot: &Snapshot) -> HashMap<FileKey, u64> {
     let mut named: Vec<FileKey> = snapshot.references.iter().map(|reference| reference.file).collect();
+    let counted = snapshot.files.iter().filter_map(|file| Some((file.key, file.count?)));
+    let mut counted: Vec<(FileKey, u64)> = counted.collect();
+    // Both are in order where iterators have found them.
     named.sort_unstable();
-    let references = |file: FileKey| {
-        let first = named.partition_point(|other| *other < file);
-        named[first..].iter().take_while(|other| **other == file).count() as u64
+    counted.sort_unstable();
+    let mut named = named.into_iter().peekable();
+    let more = |(file, count): (FileKey, u64)| {
+        while named.next_if(|other| *other < file).is_some() {}
+        let references = std::iter::from_fn(|| named.next_if_eq(&file)).count() as u64;
+        (count > references).then(|| (file, count - references))
     };
-    snapshot
-        .files
-        .iter()
-        .filter_map(|file| {
-            let more = file.count?.saturating_sub(references(file.key));
-            (more > 0).then_some((file.key, more))
-        })
-        .collect()
+    counted.into_iter().filter_map(more).collect()
 }
 
 /// Is the task inside a call, and asleep? The kernel tells the call of no other.
