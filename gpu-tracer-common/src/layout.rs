@@ -65,6 +65,9 @@ pub struct KernelLayout {
     pub inode_mode: u32,
     pub inode_rdev: u32,
     pub inode_ino: u32,
+    pub inode_cdev: u32,
+    pub cdev_owner: u32,
+    pub file_operations_owner: u32,
     pub vma_file: u32,
     pub vma_start: u32,
     pub vma_end: u32,
@@ -132,4 +135,4 @@ pub struct KernelLayout {
     /// Non-zero where `mark_victim` passes a task and not a PID (6.8+).
     pub victim_is_task: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 93 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 96 * 4);

@@ -14,7 +14,7 @@ use aya_ebpf::{
 };
 use gpu_tracer_common::{
     layout::ABSENT,
-    snapshot::{FILE_DEVICE, HOLD_DRIVER_PIN, HOLD_IO_URING, HOLD_MAP, MAX_SUBJECTS},
+    snapshot::{FILE_DEVICE, HOLD_DRIVER_PIN, HOLD_IO_URING, HOLD_MAP, HOLD_OWNERS, MAX_SUBJECTS},
 };
 
 use crate::{
@@ -123,6 +123,7 @@ fn look_at_driver_pin(file: u64) -> Result<(), Full> {
     const CONTROL_FILE_AT: [(u32, u32); 2] = [(88, 96), (80, 88)];
 
     let Some(rdev) = character_device(file) else { return Ok(()) };
+    say_owners(file, rdev)?;
     let private = read::<u64>(file, offset!(file_private_data)).unwrap_or(0);
     if !may_pin(rdev, private) {
         return Ok(());
@@ -146,6 +147,31 @@ fn look_at_driver_pin(file: u64) -> Result<(), Full> {
         }
     }
     Ok(())
+}
+
+/// The module of these `file_operations`; 0 for none.
+#[inline(always)]
+pub(crate) fn owner_of_operations(operations: u64) -> u64 {
+    read::<u64>(operations, offset!(file_operations_owner)).unwrap_or(0)
+}
+
+/// The module of the device that this inode is a node of; 0 for none.
+#[inline(always)]
+pub(crate) fn owner_of_device(inode: u64) -> u64 {
+    let device = read::<u64>(inode, offset!(inode_cdev)).unwrap_or(0);
+    read::<u64>(device, offset!(cdev_owner)).unwrap_or(0)
+}
+
+/// An open file takes a reference to the module of its operations, and another to that of its device where the driver
+/// names one (`chrdev_open`). The kernel's count of these shows whether all files have been found.
+#[inline(always)]
+fn say_owners(file: u64, rdev: u32) -> Result<(), Full> {
+    let at = owner_of_operations(read::<u64>(file, offset!(file_op)).unwrap_or(0));
+    let end = owner_of_device(read::<u64>(file, offset!(file_inode)).unwrap_or(0));
+    if at == 0 && end == 0 {
+        return Ok(());
+    }
+    emit(&Found { kind: HOLD_OWNERS, tid: 0, by: 0, at, end }, FILE_DEVICE, file, rdev)
 }
 
 /// Mappings of a file found from the file's side: also those in an address space that no task has any more.

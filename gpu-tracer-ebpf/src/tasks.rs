@@ -23,7 +23,7 @@ use crate::{
         BPF_F_NO_PREALLOC, FMODE_PATH, Found, Full, S_IFCHR, S_IFMT, control, emit_read, is_wanted,
         look_at_carrier, look_at_file, look_at_ring,
     },
-    subjects::may_pin,
+    subjects::{may_pin, owner_of_device, owner_of_operations},
 };
 
 #[repr(C)]
@@ -57,6 +57,11 @@ struct Walk {
     rdev: u32,
     /// It is of a device that is looked for.
     wanted: u64,
+    /// Then: does a module own the device?
+    device_owner: u64,
+    /// The operations of the last file of such a device, and does a module own them?
+    operations: u64,
+    operations_owner: u64,
     files: u64,
     fds: u64,
     open: u64,
@@ -237,6 +242,7 @@ fn walk_table(files: u64, tid: u32, pass: u32) -> Result<(), Full> {
         (*walk).full = 0;
         (*walk).inode = 0;
         (*walk).wanted = 0;
+        (*walk).operations = 0;
         bpf_loop(words, walk_word as *mut c_void, core::ptr::null_mut(), 0);
         if (*walk).full != 0 {
             return Err(Full);
@@ -317,6 +323,9 @@ fn look_at_descriptor(walk: &mut Walk, file: u64, mut found: Found) -> Result<()
         walk.kind = u32::from(mode & S_IFMT);
         walk.rdev = read::<u32>(inode, offset!(inode_rdev)).unwrap_or(0);
         walk.wanted = u64::from(mode & S_IFMT == S_IFCHR && is_wanted(walk.rdev));
+        if walk.wanted != 0 {
+            walk.device_owner = owner_of_device(inode);
+        }
     }
     if walk.wanted == 0 {
         // As in `look_at_file`.
@@ -332,10 +341,14 @@ fn look_at_descriptor(walk: &mut Walk, file: u64, mut found: Found) -> Result<()
     if walk.copy.get::<u32>(offset!(file_mode)).unwrap_or(0) & FMODE_PATH != 0 {
         return Ok(());
     }
-    if may_pin(walk.rdev, walk.copy.get(offset!(file_private_data)).unwrap_or(0)) {
-        found.end = 0;
-    } else {
-        found.end = fd_bits::PINS_NOTHING;
+    let operations = walk.copy.get::<u64>(offset!(file_op)).unwrap_or(0);
+    if operations != walk.operations {
+        walk.operations = operations;
+        walk.operations_owner = owner_of_operations(operations);
+    }
+    let private = walk.copy.get::<u64>(offset!(file_private_data)).unwrap_or(0);
+    if walk.device_owner | walk.operations_owner == 0 && !may_pin(walk.rdev, private) {
+        found.end = fd_bits::PLAIN;
     }
     emit_read(&walk.copy, &found, FILE_DEVICE, file, walk.rdev)
 }

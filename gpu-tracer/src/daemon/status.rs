@@ -381,6 +381,7 @@ mod tests {
             files: Vec::new(),
             references: Vec::new(),
             missing: Vec::new(),
+            modules: crate::model::ModuleUses::default(),
         };
         ledger.reconcile(&look(6_100_000_000));
         assert_eq!(open_gaps(&ledger, &clock).len(), 1, "noticed after that look was begun");

@@ -23,7 +23,7 @@ mod words;
 pub use device::{Device, DeviceNumber, DeviceRange, DeviceTable};
 pub use exit::ExitStatus;
 pub use gpu::{Gpu, GpuMemory, ProcessMemory};
-pub use snapshot::{FileKey, Missing, OpenFile, Reference, Snapshot, Via};
+pub use snapshot::{FileKey, Missing, ModuleUses, OpenFile, Reference, Snapshot, Via};
 pub use task::{MmKey, ProcessId, TableKey, Task, TaskState};
 pub use text::{Name, RawText, counted, seconds};
 pub use wall::WallTime;

@@ -22,6 +22,7 @@ pub mod events;
 pub mod iterators;
 mod kallsyms;
 mod layout;
+mod module_use;
 mod netns;
 pub mod procwalk;
 mod records;

@@ -111,11 +111,10 @@ fn place(hold: &HoldRecord) -> (u16, u64, u64, u64) {
     (hold.header.kind, hold.by, hold.at, end)
 }
 
-/// Device files for which the driver may hold others.
-pub(super) fn may_pin(holds: &[HoldRecord]) -> Vec<u64> {
-    let pins_nothing =
-        |hold: &HoldRecord| hold.header.kind == HOLD_FD && hold.end & fd_bits::PINS_NOTHING != 0;
-    distinct(holds, |hold| hold.file_kind == FILE_DEVICE && !pins_nothing(hold))
+/// Device files that belong to a module, or for which the driver may hold others.
+pub(super) fn worth_a_closer_look(holds: &[HoldRecord]) -> Vec<u64> {
+    let plain = |hold: &HoldRecord| hold.header.kind == HOLD_FD && hold.end & fd_bits::PLAIN != 0;
+    distinct(holds, |hold| hold.file_kind == FILE_DEVICE && !plain(hold))
 }
 
 /// Files with such a record, each once.
@@ -176,7 +175,7 @@ mod tests {
 
     #[test]
     fn each_file_and_each_reference_is_there_once_in_order_and_the_latest_count_holds() {
-        let again = HoldRecord { end: fd_bits::PINS_NOTHING, ..fd(9, 2, 4) };
+        let again = HoldRecord { end: fd_bits::PLAIN, ..fd(9, 2, 4) };
         let socket = HoldRecord { file_kind: FILE_SOCKET, rdev: 0, ..record(HOLD_IN_FLIGHT, 3, 1, 70, 1) };
         let foreign = HoldRecord { rdev: 195 << 20 | 1, ..fd(1, 1, 8) };
         let holds = [fd(9, 1, 5), fd(4, 1, 3), fd(9, 3, 4), foreign, again, socket];
@@ -200,16 +199,16 @@ mod tests {
 
     #[test]
     fn a_file_is_unaccounted_for_if_more_is_counted_than_was_found_however_often() {
-        let twice = HoldRecord { end: fd_bits::PINS_NOTHING, ..fd(2, 2, 4) };
+        let twice = HoldRecord { end: fd_bits::PLAIN, ..fd(2, 2, 4) };
         let unknown = fd(4, u64::MAX, 1);
         let holds = [fd(1, 1, 3), fd(2, 2, 4), twice, fd(3, 2, 5), fd(3, 2, 6), unknown];
         assert_eq!(ByFile::new(holds.to_vec()).unaccounted(), [2]);
     }
 
     #[test]
-    fn a_file_is_looked_at_for_pins_unless_all_that_is_known_of_it_says_that_there_are_none() {
-        let none = |file| HoldRecord { end: fd_bits::PINS_NOTHING, ..fd(file, 1, 3) };
+    fn a_file_is_looked_at_closely_unless_all_that_is_known_of_it_says_that_there_is_nothing_to_find() {
+        let none = |file| HoldRecord { end: fd_bits::PLAIN, ..fd(file, 1, 3) };
         let mapped = HoldRecord { end: 0x1001, ..record(HOLD_MAP, 3, 1, 60, 0x1000) };
-        assert_eq!(may_pin(&[none(1), fd(2, 1, 4), mapped, fd(2, 1, 5), none(3)]), [2, 3]);
+        assert_eq!(worth_a_closer_look(&[none(1), fd(2, 1, 4), mapped, fd(2, 1, 5), none(3)]), [2, 3]);
     }
 }

@@ -5,7 +5,8 @@ use std::{collections::HashSet, io, os::fd::AsFd, time::Duration};
 use gpu_tracer_common::{
     LAYOUT,
     snapshot::{
-        FILE_RING, FILE_SOCKET, HOLD_IN_FLIGHT, HOLD_UNACCEPTED, HoldRecord, TaskRecord, mode, task_bits,
+        FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_IN_FLIGHT, HOLD_OWNERS, HOLD_UNACCEPTED, HoldRecord,
+        TaskRecord, mode, task_bits,
     },
 };
 use zerocopy::FromBytes;
@@ -14,7 +15,7 @@ use super::{
     Iterators, ProbeError,
     iterators::{Mappings, Reading, RingAccess, Sockets, foreign},
     netns,
-    records::{ByFile, distinct, may_pin},
+    records::{ByFile, distinct, worth_a_closer_look},
     sys,
 };
 use crate::kernel::boot_now;
@@ -29,6 +30,7 @@ impl Iterators {
     /// Looks at everything once. Passes that might block in the kernel get `within` each.
     pub fn snapshot(&mut self, devices: &DeviceTable, within: Duration) -> Result<Snapshot, ProbeError> {
         let taken_ns = boot_now();
+        let counts = self.modules.begin();
         let mut missing = Vec::new();
         let mut holds = Vec::new();
         self.want(devices)?;
@@ -39,10 +41,11 @@ impl Iterators {
         self.pass_sockets(&tasks, &mut holds, &mut missing, within)?;
         self.pass_rings(&mut holds, &mut missing)?;
         self.pass_carriers(&mut holds, &mut missing, within)?;
-        self.pass_driver_pins(&mut holds)?;
+        let owners = self.pass_driver_pins(&mut holds)?;
         let holds = self.pass_file_mappings(holds)?;
         let (files, references) = holds.assemble(devices, self.task_files.is_some());
-        Ok(Snapshot { taken_ns, source: Source::Iterators, tasks, files, references, missing })
+        let modules = self.modules.end(&counts, &owners, devices);
+        Ok(Snapshot { taken_ns, source: Source::Iterators, tasks, files, references, missing, modules })
     }
 
     fn pass_tasks(&mut self, holds: &mut Vec<HoldRecord>, within: Duration) -> Result<Vec<Task>, ProbeError> {
@@ -212,15 +215,25 @@ impl Iterators {
     }
 
     /// Which files does the driver hold on behalf of those found? Without this they stay unexplained, so it is no gap.
-    fn pass_driver_pins(&mut self, holds: &mut Vec<HoldRecord>) -> Result<(), ProbeError> {
-        let files = may_pin(holds);
-        match &self.driver_pins {
-            Ok(link) if !files.is_empty() => {
-                let link = link.try_clone().map_err(ProbeError::Thread)?;
-                self.look_closer(&link, &files, holds)
-            }
-            _ => Ok(()),
+    /// Returns which modules they belong to.
+    fn pass_driver_pins(&mut self, holds: &mut Vec<HoldRecord>) -> Result<Vec<HoldRecord>, ProbeError> {
+        let Ok(link) = &self.driver_pins else { return Ok(Vec::new()) };
+        let link = link.try_clone().map_err(ProbeError::Thread)?;
+        let (mut owners, mut known) = (Vec::new(), HashSet::new());
+        let mut wanted = worth_a_closer_look(holds);
+        // A file that the driver alone holds is found here, and may hold another.
+        while !wanted.is_empty() {
+            let mut seen = Vec::new();
+            self.look_closer(&link, &wanted, &mut seen)?;
+            known.extend(wanted);
+            let (of_modules, pins): (Vec<_>, Vec<_>) =
+                seen.into_iter().partition(|hold| hold.header.kind == HOLD_OWNERS);
+            owners.extend(of_modules);
+            wanted = distinct(&pins, |hold| hold.file_kind == FILE_DEVICE);
+            wanted.retain(|file| !known.contains(file));
+            holds.extend(pins);
         }
+        Ok(owners)
     }
 
     /// Which mappings have the files that still do not add up? As above: without this they stay unexplained.

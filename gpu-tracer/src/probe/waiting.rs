@@ -201,7 +201,7 @@ fn read_memory(tid: u32, address: u64, length: usize) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::model::snapshot::Source;
-    use crate::model::{DeviceNumber, OpenFile};
+    use crate::model::{DeviceNumber, ModuleUses, OpenFile};
 
     #[test]
     fn a_call_is_read_with_its_arguments() {
@@ -250,6 +250,7 @@ mod tests {
             files: vec![OpenFile { key: file, device, count: Some(2), identity: 0 }],
             references: vec![Reference { file, via: Via::Fd { table, fd: 5 } }],
             missing: Vec::new(),
+            modules: ModuleUses::default(),
         };
         let proc = tempfile::tempdir().unwrap();
         for (tid, text) in [(10, "running\n"), (caller, call)] {

@@ -125,6 +125,24 @@ fn a2b_without_a_record_inherited_is_said_only_where_the_descent_is_shown() {
 }
 
 #[test]
+fn references_to_the_driver_that_no_file_explains_are_no_leak_and_do_not_matter_to_an_idle_gpu() {
+    let mut input = with_memory(a2(), &A2_USED);
+    let why = "module nvidia has 1 reference without an open file: a handle, or a kernel client".to_owned();
+    input.report.coverage = Coverage {
+        complete: false,
+        missing: vec![MissingReport { what: "module-references".to_owned(), why }],
+    };
+    let found = expect(&input, 4, Verdict::Unknown, &["93699 MiB", "module nvidia has 1 reference"]);
+    assert!(found.headline.chars().count() <= 120, "{}", found.headline);
+    assert!(commands(&found).iter().any(|command| command.contains("/proc/modules")), "{:#?}", found.advice);
+    a2_others_are_named_for_what_they_are(&input);
+    // Without NVML nothing tells a GPU that is idle from one that is not.
+    input.nvml = crate::gpu::NvmlStatus::Absent("it is not there".to_owned());
+    input.report.gpus.iter_mut().for_each(|gpu| gpu.memory_used_mib = None);
+    expect(&input, 0, Verdict::Unknown, &["module nvidia has 1 reference"]);
+}
+
+#[test]
 fn a2c_a_task_inside_the_drivers_release_is_stuck_not_leaked() {
     let mut input = with_memory(a2(), &A2_USED);
     let why = "PID 428 (state D) is half-way through its exit".to_owned();

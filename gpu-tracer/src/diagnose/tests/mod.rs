@@ -151,7 +151,6 @@ fn each_reason_gets_its_own_words() {
         (with(|one| one.role = "monitor".to_owned()), Verdict::Held, "only by infrastructure and monitors"),
         (with(|one| one.role = "initialised".to_owned()), Verdict::Held, "initialised, not used"),
         (with(|one| one.role = "mps-server".to_owned()), Verdict::Held, "MPS server"),
-        (with(|one| one.why = vec!["kernel-client".to_owned()]), Verdict::Stuck, "SIGKILL does not end"),
     ];
     for (input, verdict, words) in cases {
         expect(&input, 0, verdict, &[words]);

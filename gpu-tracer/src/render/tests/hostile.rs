@@ -99,15 +99,8 @@ fn time() -> impl Strategy<Value = String> {
     ])
 }
 
-const WHYS: &[&str] = &[
-    "live",
-    "inherited",
-    "thread-of-defunct",
-    "stuck-in-kernel",
-    "exiting",
-    "infrastructure",
-    "kernel-client",
-];
+const WHYS: &[&str] =
+    &["live", "inherited", "thread-of-defunct", "stuck-in-kernel", "exiting", "infrastructure"];
 
 fn gpu() -> impl Strategy<Value = GpuReport> {
     (
