@@ -1,11 +1,13 @@
 //! Open files with ids of their own, and where in their lives they are.
 
+use std::collections::BTreeMap;
+
 use smallvec::SmallVec;
 
-use super::hash::Map;
 use super::resolve::Ways;
 use crate::model::change::SharedDescription;
 use crate::model::event::TaskId;
+use crate::model::hash::Map;
 use crate::model::{DeviceNumber, FileKey, ProcessId, RawText, Via};
 
 /// Where in its life an open file is.
@@ -238,8 +240,9 @@ const SPACE_KEPT: usize = 1024;
 /// All living files. An address names at most one of them; an id is never used twice.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files {
-    /// In boxes: a map has up to twice the room that its entries need, and both its old and its new room while it grows.
-    records: Map<u64, Box<FileRecord>>,
+    /// In the order in which they were heard of, which is mostly the order in which they lie in memory and in which snapshots
+    /// have them: ten thousand of them do not fit in a processor's cache.
+    records: BTreeMap<u64, Box<FileRecord>>,
     by_key: Map<FileKey, u64>,
     last_id: u64,
 }
@@ -296,9 +299,8 @@ impl Files {
 
     /// After a crowd of files has gone: gives back what only so many need. Says whether there was anything.
     pub(super) fn shrink(&mut self) -> bool {
-        let spacious = self.records.capacity() > 4 * self.records.len().max(SPACE_KEPT);
+        let spacious = self.by_key.capacity() > 4 * self.by_key.len().max(SPACE_KEPT);
         if spacious {
-            self.records.shrink_to(SPACE_KEPT);
             self.by_key.shrink_to(SPACE_KEPT);
         }
         spacious
@@ -308,6 +310,7 @@ impl Files {
         self.records.len()
     }
 
+    /// Ordered by id.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &FileRecord)> {
         self.records.iter().map(|(id, record)| (*id, record.as_ref()))
     }

@@ -26,7 +26,6 @@ mod dropping;
 mod exits;
 mod files;
 mod gap;
-mod hash;
 mod holding;
 mod lineage;
 mod openers;

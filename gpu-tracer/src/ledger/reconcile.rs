@@ -2,7 +2,6 @@
 
 use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
-use super::hash::Set;
 use super::holding::{Holding, Scene, is_held_by, take_holders};
 use super::openers::{Fresh, Sameness, Scope, slot_of};
 use super::release::of_file;
@@ -13,6 +12,7 @@ use super::world::World;
 use super::{Ledger, Looked};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::{Slot, TaskId};
+use crate::model::hash::Set;
 use crate::model::snapshot::Source;
 use crate::model::{ProcessId, Snapshot, Via};
 

@@ -135,12 +135,10 @@ impl Ledger {
     /// What is known now.
     #[must_use]
     pub fn view(&self) -> View {
-        let mut files: Vec<(u64, &FileRecord)> = self.files.iter().collect();
-        files.sort_unstable_by_key(|(id, _)| *id);
         let holders = self.holders.iter().map(|holder| self.holder_view(holder));
         let mut openers = Openers::default();
         View {
-            files: files.into_iter().map(|(id, file)| file_view(id, file, &mut openers)).collect(),
+            files: self.files.iter().map(|(id, file)| file_view(id, file, &mut openers)).collect(),
             holders: holders.filter(|holder| !holder.held.is_empty()).collect(),
             taken_ns: self.looked.map_or(0, |look| look.taken_ns),
         }
@@ -178,7 +176,7 @@ impl Ledger {
 
     fn to_look_at(&self, which: impl Fn(&FileRecord) -> bool) -> Vec<Pending> {
         let files = self.files.iter().filter(|(_, file)| which(file));
-        let mut files: Vec<Pending> = files
+        files
             .map(|(id, file)| Pending {
                 id,
                 file: file.key,
@@ -186,9 +184,7 @@ impl Ledger {
                 identity: file.identity,
                 state: file.state,
             })
-            .collect();
-        files.sort_unstable_by_key(|file| file.id);
-        files
+            .collect()
     }
 
     fn holder_view(&self, holder: &HolderEntry) -> HolderView {

@@ -12,6 +12,7 @@ pub mod event;
 pub mod exit;
 pub mod gpu;
 pub mod happening;
+pub(crate) mod hash;
 pub mod history;
 pub mod report;
 pub mod snapshot;

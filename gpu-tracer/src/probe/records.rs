@@ -5,21 +5,37 @@ use gpu_tracer_common::snapshot::{
     HoldRecord, fd_bits,
 };
 
+use crate::model::hash::Map;
 use crate::model::{DeviceNumber, DeviceTable, FileKey, MmKey, OpenFile, Reference, TableKey, Via};
 
-/// Records in the order of the files that they are about, those of one file in the order in which they came. Everything that
-/// is asked of them is asked file by file, so that they are sorted once.
+/// Records by the file that they are about, those of one file in the order in which they came.
+///
+/// Files come in the order in which they were met: fd table by fd table, and so mostly in the order in which they were opened.
+/// Whoever has met them before finds what is known of them one beside the other in memory, which by their addresses would
+/// lie all over the place.
 pub(super) struct ByFile {
     holds: Vec<HoldRecord>,
-    /// (file, index).
-    order: Vec<(u64, usize)>,
+    /// The first record of each file.
+    first: Vec<usize>,
+    /// The next record of the same file, or [`LAST`].
+    next: Vec<usize>,
 }
+
+/// There is no next.
+const LAST: usize = usize::MAX;
 
 impl ByFile {
     pub(super) fn new(holds: Vec<HoldRecord>) -> Self {
-        let mut order: Vec<(u64, usize)> = holds.iter().map(|hold| hold.file).zip(0..).collect();
-        order.sort_unstable();
-        Self { holds, order }
+        let mut first = Vec::with_capacity(holds.len());
+        let mut next = vec![LAST; holds.len()];
+        let mut latest: Map<u64, usize> = Map::with_capacity_and_hasher(holds.len(), Default::default());
+        for (index, hold) in holds.iter().enumerate() {
+            match latest.insert(hold.file, index) {
+                Some(before) => next[before] = index,
+                None => first.push(index),
+            }
+        }
+        Self { holds, first, next }
     }
 
     /// The records as they came, to which more may be added.
@@ -28,8 +44,9 @@ impl ByFile {
     }
 
     fn files(&self) -> impl Iterator<Item = impl Iterator<Item = &HoldRecord> + Clone> {
-        let files = self.order.chunk_by(|(a, _), (b, _)| a == b);
-        files.map(|file| file.iter().map(|(_, index)| &self.holds[*index]))
+        let following = |index: &usize| Some(self.next[*index]).filter(|next| *next != LAST);
+        let records = move |first: &usize| std::iter::successors(Some(*first), following);
+        self.first.iter().map(move |first| records(first).map(|index| &self.holds[index]))
     }
 
     /// Device files that the kernel counts more references of than were found.
@@ -53,7 +70,7 @@ impl ByFile {
         short
     }
 
-    /// Files and references, both in order. `counted_by_iterator`: `iter/task_file` holds a reference of its own while its
+    /// Files, and references file by file, those of one file in order. `counted_by_iterator`: `iter/task_file` holds a reference of its own while its
     /// program looks.
     pub(super) fn assemble(
         &self,
@@ -174,17 +191,17 @@ mod tests {
     }
 
     #[test]
-    fn each_file_and_each_reference_is_there_once_in_order_and_the_latest_count_holds() {
+    fn each_file_and_each_reference_is_there_once_file_by_file_and_the_latest_count_holds() {
         let again = HoldRecord { end: fd_bits::PLAIN, ..fd(9, 2, 4) };
         let socket = HoldRecord { file_kind: FILE_SOCKET, rdev: 0, ..record(HOLD_IN_FLIGHT, 3, 1, 70, 1) };
         let foreign = HoldRecord { rdev: 195 << 20 | 1, ..fd(1, 1, 8) };
         let holds = [fd(9, 1, 5), fd(4, 1, 3), fd(9, 3, 4), foreign, again, socket];
         let (files, references) = ByFile::new(holds.to_vec()).assemble(&devices(), false);
         let file = |key, count| OpenFile { key: FileKey(key), device: GPU0, count: Some(count), identity: 7 };
-        assert_eq!(files, [file(4, 1), file(9, 2)]);
+        assert_eq!(files, [file(9, 2), file(4, 1)]);
         let at = |file, fd| Reference { file: FileKey(file), via: Via::Fd { table: TableKey(50), fd } };
         let in_flight = Via::InFlight { socket: FileKey(70), inode: 1, slot: 0 };
-        let expected = [Reference { file: FileKey(3), via: in_flight }, at(4, 3), at(9, 4), at(9, 5)];
+        let expected = [at(9, 4), at(9, 5), at(4, 3), Reference { file: FileKey(3), via: in_flight }];
         assert_eq!(references, expected);
     }
 
