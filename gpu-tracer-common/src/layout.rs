@@ -6,6 +6,9 @@
 /// A field that this kernel does not have.
 pub const ABSENT: u32 = u32::MAX;
 
+/// Bytes of a `struct file` that the programs copy at most.
+pub const FILE_COPY: usize = 256;
+
 /// Byte offsets of the fields that the programs read; [`ABSENT`] where this kernel has no such field.
 ///
 /// Names are `STRUCT_FIELD`.
@@ -113,6 +116,9 @@ pub struct KernelLayout {
     pub files_count: u32,
     pub files_next_fd: u32,
     pub file_operations_flush: u32,
+    /// Bytes from the beginning of a `struct file` in which all fields above lie; [`ABSENT`] where that is more than
+    /// [`FILE_COPY`].
+    pub file_span: u32,
     pub inode_sb: u32,
     pub super_block_magic: u32,
     pub task_exit_code: u32,
@@ -140,4 +146,4 @@ pub struct KernelLayout {
     /// Bits of it that say that the task is in a system call of a 32-bit program. Not an offset.
     pub thread_compat: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 102 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 103 * 4);

@@ -312,7 +312,9 @@ impl Core {
         let plan = self.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
-        let openers: HashSet<ProcessId> = openers.collect();
+        let mut openers: Vec<ProcessId> = openers.collect();
+        openers.sort_unstable();
+        openers.dedup();
         let ended = |process: &ProcessId| {
             let history = self.ledger.history(*process);
             history.is_some_and(|history| history.exit.is_some() || history.freed_ns.is_some())

@@ -91,8 +91,8 @@ impl Names<'_> {
                 (line.cause, line.count) = (Some(gap.cause.word()), gap.cause.events());
             }
             ChangeKind::Module { name, .. } => line.cause = Some(name.clone()),
-            ChangeKind::Mapped { exact } => line.exact = *exact,
-            ChangeKind::Unmapped
+            ChangeKind::Mapped { .. }
+            | ChangeKind::Unmapped
             | ChangeKind::DescriptorsClosed
             | ChangeKind::Queued
             | ChangeKind::Registered

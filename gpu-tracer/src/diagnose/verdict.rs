@@ -375,14 +375,13 @@ pub(super) struct Releasing {
 
 /// Is it in its state for a moment only?
 fn is_fresh(file: &FileReport, now: &str) -> bool {
-    let moments = file.since.as_deref().map(|since| (since.parse::<Timestamp>(), now.parse::<Timestamp>()));
-    let Some((Ok(since), Ok(now))) = moments else { return false };
-    now.duration_since(since).unsigned_abs() < LASTING
+    let (Some(since), Ok(now)) = (file.since, now.parse::<Timestamp>()) else { return false };
+    now.duration_since(since.timestamp()).unsigned_abs() < LASTING
 }
 
 /// Has nobody any more, and is not released?
 fn is_leaving(file: &FileReport) -> bool {
-    matches!(file.state.as_str(), "releasing" | "deferred" | "detached" | "unreferenced")
+    matches!(&*file.state, "releasing" | "deferred" | "detached" | "unreferenced")
 }
 
 /// May something that holds no GPU's own device keep this GPU's memory? Not if there is none to keep.

@@ -25,6 +25,7 @@ mod layout;
 mod module_use;
 mod netns;
 pub mod procwalk;
+mod records;
 mod ring;
 pub mod snapshot;
 mod subjects;
