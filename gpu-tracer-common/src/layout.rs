@@ -76,6 +76,8 @@ pub struct KernelLayout {
     pub mm_tree_root: u32,
     /// Before 6.1.
     pub mm_list: u32,
+    /// `highest_vm_end`, before 6.1.
+    pub mm_highest_end: u32,
     /// Before 6.1.
     pub vma_next: u32,
     /// `shared.rb`: the node in the mapping's tree.
@@ -88,7 +90,6 @@ pub struct KernelLayout {
     pub sock_state: u32,
     pub sock_node: u32,
     pub sock_socket: u32,
-    pub sock_receive_queue_next: u32,
     pub sock_receive_queue: u32,
     pub socket_file: u32,
     pub unix_nr_fds: u32,

@@ -47,6 +47,7 @@ fn run(arguments: &[String]) -> Result<()> {
         ["calls", times] => {
             // SAFETY: takes nothing and cannot fail. By number, lest a library keeps the answer.
             let call = || {
+                // SAFETY: takes nothing and has no effects.
                 unsafe { libc::syscall(libc::SYS_getppid) };
                 Ok(())
             };
