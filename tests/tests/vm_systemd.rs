@@ -102,6 +102,11 @@ fn what_was_opened_before_it_was_killed_is_known_to_the_one_that_systemd_starts_
     };
     let own = Some(u64::from(std::process::id()));
     eventually("the opener", SOON, || (opener() == own).then_some(()));
+    // It is written down within a second or so.
+    let kept = || fs::read_to_string("/var/lib/gpu-tracer/open-files.json").unwrap_or_default();
+    eventually("it written down", SOON, || {
+        kept().contains(&format!("[{},", std::process::id())).then_some(())
+    });
     let before: u32 = property("NRestarts").parse().expect("a number");
     systemctl(&["kill", "--signal", "KILL", UNIT]);
     eventually("another start", SOON, || (property("NRestarts").parse() == Ok(before + 1)).then_some(()));

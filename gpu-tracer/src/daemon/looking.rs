@@ -107,6 +107,7 @@ impl Core {
         waiting::explain(Path::new("/proc"), &mut snapshot);
         self.judge_half_gone(&snapshot);
         let drift = self.ledger.reconcile(&snapshot);
+        self.recall();
         self.note_pending();
         let news = !drift.changes.is_empty();
         self.learn_uids(&snapshot);
