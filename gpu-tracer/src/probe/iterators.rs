@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::{self, ErrorKind, Read},
     os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::Path,
     sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     thread,
     time::{Duration, Instant},
@@ -21,7 +22,10 @@ use gpu_tracer_common::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{OBJECT, ProbeError, events, kallsyms, layout, ring, subjects::Subjects, sys, wanted::Wanted};
+use super::{
+    OBJECT, ProbeError, events, kallsyms, layout, module_use::ModuleCounts, ring, subjects::Subjects, sys,
+    wanted::Wanted,
+};
 use crate::{kernel::btf::Btf, model::DeviceTable};
 
 /// Bytes asked for in one read; the kernel gives at most 32 KiB a time.
@@ -134,6 +138,7 @@ pub struct Iterators {
     wanted: Wanted,
     carriers: HashMap<MapData, u64, u8>,
     subjects: Subjects,
+    pub(super) modules: ModuleCounts,
     _ebpf: Ebpf,
 }
 
@@ -206,6 +211,7 @@ impl Iterators {
             wanted: Wanted::take(|map| take(&mut ebpf, map))?,
             carriers: HashMap::try_from(take(&mut ebpf, "CARRIERS")?).map_err(on("CARRIERS"))?,
             subjects: Subjects::map(take(&mut ebpf, "SUBJECTS")?)?,
+            modules: ModuleCounts::new(Path::new("/")),
             _ebpf: ebpf,
         };
         iterators.rings = iterators.learn_rings(layout.ring_known != 0)?;

@@ -49,6 +49,13 @@ impl Daemon {
         Self::start_in(device.options(), "", &device.options(), "lean", environment, |_| {})
     }
 
+    /// Starts one for these devices with this plan.
+    #[must_use]
+    #[track_caller]
+    pub fn start_planned(device: &Device, plan: &'static str) -> Self {
+        Self::start_in(device.options(), "", &device.options(), plan, &[], |_| {})
+    }
+
     /// Starts one that has its devices from a configuration file; see [`Daemon::configure`].
     #[must_use]
     #[track_caller]
@@ -72,6 +79,20 @@ impl Daemon {
     #[track_caller]
     pub fn of_driver(plan: &'static str) -> Self {
         Self::start_in(Vec::new(), "", &[], plan, &[], |_| {})
+    }
+
+    /// The same with its state in a directory that stays: what it writes there is for others to find.
+    #[must_use]
+    #[track_caller]
+    pub fn of_driver_leaving(plan: &'static str, state: &Path) -> Self {
+        Self::start_in(Vec::new(), "", &[], plan, &[], |dir| lead_to(dir, state))
+    }
+
+    /// Starts one for these devices with its state in a directory that stays.
+    #[must_use]
+    #[track_caller]
+    pub fn start_leaving(device: &Device, state: &Path) -> Self {
+        Self::start_in(device.options(), "", &device.options(), "lean", &[], |dir| lead_to(dir, state))
     }
 
     /// `devices`: what tells other commands of the same devices.
@@ -266,7 +287,7 @@ impl Daemon {
     #[track_caller]
     fn own_answer(&self) -> Answer {
         super::eventually("an answer of the daemon", Duration::from_secs(60), || {
-            Some(self.holders()).filter(|answer| answer.report.plan == "lean")
+            Some(self.holders()).filter(|answer| answer.report.plan == self.plan)
         })
     }
 
@@ -280,6 +301,12 @@ impl Daemon {
         watch.await_line("the greeting", |line| line["what"] == "listening");
         watch
     }
+}
+
+/// Has what is to be the state directory be another.
+fn lead_to(dir: &Path, state: &Path) {
+    std::fs::create_dir_all(state).expect("it can be made");
+    std::os::unix::fs::symlink(state, dir.join("state")).expect("it is ours");
 }
 
 fn spawn(dir: &Path, options: &[String], plan: &str, said: &Path, environment: &[(&str, &str)]) -> Child {

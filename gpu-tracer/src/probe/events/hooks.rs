@@ -29,6 +29,8 @@ pub(super) struct Hook {
     /// Programs for it, best first, with what is to be said if it is taken.
     programs: &'static [(&'static str, Option<Limit>)],
     place: Place,
+    /// Only where every system call of the host is to be followed.
+    of_calls: bool,
 }
 
 /// What a program does not see.
@@ -41,6 +43,11 @@ enum Limit {
 }
 
 impl Hook {
+    /// Is it wanted? `calls`: whether every system call of the host is to be followed.
+    pub(super) fn is_asked_for(&self, calls: bool) -> bool {
+        calls || !self.of_calls
+    }
+
     /// Its programs, as names of their links in a pin directory. BPF file systems allow no dots.
     pub(super) fn pin_names(&self) -> impl Iterator<Item = String> {
         self.programs.iter().map(|(program, _)| format!("link-{program}"))
@@ -68,12 +75,21 @@ const fn tracepoint(
     place: &'static CStr,
     programs: &'static [(&'static str, Option<Limit>)],
 ) -> Hook {
-    Hook { name, programs, place: Place::Tracepoint(place) }
+    Hook { name, programs, place: Place::Tracepoint(place), of_calls: false }
+}
+
+/// `sys_exit` is there first: what is noted when a call is entered is then told when it returns.
+const fn of_calls(
+    name: &'static str,
+    place: &'static CStr,
+    programs: &'static [(&'static str, Option<Limit>)],
+) -> Hook {
+    Hook { name, programs, place: Place::Tracepoint(place), of_calls: true }
 }
 
 /// All hooks. The order is that of attaching: first what adds to the set of tracked processes.
-pub(super) static HOOKS: [Hook; 10] = [
-    Hook { name: "cgroup/dev", programs: &[("on_touch", None)], place: Place::Cgroup },
+pub(super) static HOOKS: [Hook; 12] = [
+    Hook { name: "cgroup/dev", programs: &[("on_touch", None)], place: Place::Cgroup, of_calls: false },
     tracepoint("sched_process_fork", c"sched_process_fork", &[("on_fork", None)]),
     tracepoint("sched_process_exec", c"sched_process_exec", &[("on_exec", None)]),
     tracepoint(
@@ -99,6 +115,8 @@ pub(super) static HOOKS: [Hook; 10] = [
     tracepoint("oom:mark_victim", c"mark_victim", &[("on_victim", None)]),
     tracepoint("module:module_load", c"module_load", &[("on_module_load", None)]),
     tracepoint("module:module_free", c"module_free", &[("on_module_free", None)]),
+    of_calls("sys_exit", c"sys_exit", &[("on_return", None)]),
+    of_calls("sys_enter", c"sys_enter", &[("on_call", None)]),
 ];
 
 /// What became of one hook.
@@ -139,11 +157,11 @@ impl Attached {
     }
 }
 
-/// Loads and attaches all of them; those that the kernel refuses are only reported.
-pub(super) fn attach(ebpf: &mut Ebpf, features: &Features) -> (Vec<Attached>, Vec<HookReport>) {
+/// Loads and attaches those that are wanted; those that the kernel refuses are only reported.
+pub(super) fn attach(ebpf: &mut Ebpf, features: &Features, calls: bool) -> (Vec<Attached>, Vec<HookReport>) {
     let mut attached = Vec::new();
     let mut reports = Vec::new();
-    for (index, hook) in HOOKS.iter().enumerate() {
+    for (index, hook) in HOOKS.iter().enumerate().filter(|(_, hook)| hook.is_asked_for(calls)) {
         match attach_one(ebpf, hook, features) {
             Ok((program, link)) => {
                 let one = Attached::new(index, program, link);
