@@ -267,16 +267,23 @@ impl Daemon {
     /// Asks and compares with the truth, as [`Play::check`] does without a daemon.
     #[track_caller]
     pub fn check(&self, play: &Play) -> Answer {
-        let mut answer = self.holders();
+        let mut answer = self.own_answer();
         let mut differences = compare::differences(&answer, &play.truth, &play.family());
         if !differences.is_empty() {
             eprintln!("note: asked again, because at first: {}", differences.join("; "));
-            answer = self.holders();
+            answer = self.own_answer();
             differences = compare::differences(&answer, &play.truth, &play.family());
         }
         compare::demand_none(&differences, &answer, &play.truth);
-        assert_eq!(answer.report.plan, self.plan, "the daemon answered\n{}", answer.text);
         answer
+    }
+
+    /// An answer that the daemon gave: who asks on a busy host may not get it in time, and looks for himself.
+    #[track_caller]
+    fn own_answer(&self) -> Answer {
+        super::eventually("an answer of the daemon", Duration::from_secs(60), || {
+            Some(self.holders()).filter(|answer| answer.report.plan == self.plan)
+        })
     }
 
     /// `gpu-tracer watch`, listening to this daemon; it listens when this returns.
