@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::core::Core;
-use crate::answer::{half_gone, half_gone_task, pid_namespace};
+use crate::answer::{half_gone, half_gone_task, opening_task, opening_tasks, pid_namespace};
 use crate::kernel::{Answer, Btf, boot_now};
 use crate::ledger::FileState;
 use crate::model::event::{Event, EventKind};
@@ -117,9 +117,22 @@ impl Core {
         let half_gone = half_gone(&snapshot).into_iter();
         let unknown = half_gone.filter(|task| strangers.contains(&(task.tid, task.start_ns)));
         self.missing.extend(unknown.map(|task| half_gone_task(&task)));
+        self.note_opening(&snapshot);
         self.follow(&snapshot)?;
         self.describe_newcomers();
         Ok(news)
+    }
+
+    /// Tasks inside the driver's open that nobody told of: they were there before the driver was followed, or it is not.
+    fn note_opening(&mut self, snapshot: &Snapshot) {
+        let opening = opening_tasks(snapshot);
+        if opening.is_empty() {
+            return;
+        }
+        let told: HashSet<u32> =
+            self.ledger.view().files.iter().filter_map(|file| opener(file.state)).collect();
+        let untold = opening.iter().filter(|task| !told.contains(&task.tid));
+        self.missing.extend(untold.map(opening_task));
     }
 
     /// What a task that is half-way through exit had is known if it was seen before that. Of one that was so far gone
@@ -208,6 +221,11 @@ impl Core {
             Err(error) => super::log::warning(&format!("the programs cannot be loaded again: {error}")),
         }
     }
+}
+
+/// Who is opening a file.
+fn opener(state: FileState) -> Option<u32> {
+    if let FileState::Opening { task, .. } = state { Some(task.tid) } else { None }
 }
 
 /// Processor time of this process, with the threads that read for it.
