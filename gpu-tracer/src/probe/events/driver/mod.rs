@@ -17,6 +17,7 @@ use std::{
     },
     path::{Path, PathBuf},
     thread,
+    time::Duration,
 };
 
 use aya::{
@@ -32,6 +33,9 @@ use symbols::Symbols;
 
 use super::{hooks::HookReport, sys};
 use crate::kernel::{Answer, Features};
+
+/// A driver that is reloaded is back by then, and hooked.
+const DETACH_AFTER: Duration = Duration::from_secs(15);
 
 /// What is looked at first, and where functions are that some builds keep elsewhere.
 const MAIN_MODULE: &str = "nvidia";
@@ -217,9 +221,14 @@ impl DriverHooks {
             }
         }
         let main_is_gone = stale.iter().any(|attached| attached.module.name == MAIN_MODULE);
-        // The kernel takes its time to remove each of them, and nobody waits for that.
+        // The kernel takes its time to remove each of them, and meanwhile attaches no others: nobody is to wait for that, a driver
+        // that is loaded again least of all. They are of a module that is gone, and silent.
         if !stale.is_empty() {
-            drop(thread::Builder::new().name("detach".to_owned()).spawn(move || drop(stale)));
+            let detach = thread::Builder::new().name("detach".to_owned());
+            drop(detach.spawn(move || {
+                thread::sleep(DETACH_AFTER);
+                drop(stale);
+            }));
         }
         let mut refused = std::mem::take(&mut self.refused);
         refused.retain(|refused| !gone(self, refused.module));
