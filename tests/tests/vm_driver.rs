@@ -1,5 +1,8 @@
 //! The driver's own functions followed by kprobes: SCENARIOS B14 and B17, in a guest with the stand-in driver.
 
+#[path = "vm_driver/half_a_minute.rs"]
+mod half_a_minute;
+
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 

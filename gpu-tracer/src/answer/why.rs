@@ -48,6 +48,13 @@ pub fn why(question: &Question, pids: &[u32]) -> anyhow::Result<Diagnosis> {
     Ok(diagnosis)
 }
 
+/// The same of what a daemon has seen, without NVML: what memory there is used is not known then.
+pub(crate) fn judge(report: Report) -> Diagnosis {
+    let waits = second_look::waits(&report, &[], Patience::Thorough);
+    let nvml = NvmlStatus::Failed("it was not asked".to_owned());
+    diagnose::diagnose(&Input { waits, nvml, ..Input::of(report) })
+}
+
 /// How often it is asked again where things have moved on.
 const MOST_AGAIN: u32 = 2;
 /// Nobody is kept waiting for a third answer for longer than this.

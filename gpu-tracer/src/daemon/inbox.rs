@@ -11,6 +11,7 @@ use super::feed::Subscriber;
 use super::status::Status;
 use crate::answer::Looked;
 use crate::diagnose::Roles;
+use crate::journal::GivenVerdict;
 use crate::kernel::Devices;
 use crate::model::change::ProcessDescription;
 use crate::model::report::Cost;
@@ -28,6 +29,8 @@ pub(super) enum Order {
     Described(ProcessId, Option<ProcessDescription>),
     /// How much memory of each GPU was used at that moment, ns of boot time.
     Measured(u64, Vec<GpuMemory>),
+    /// What is said of each GPU by what was seen at that moment, ns of boot time.
+    Judged(u64, Vec<GivenVerdict>),
 }
 
 /// The answer to [`Order::Look`].

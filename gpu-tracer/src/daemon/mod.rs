@@ -21,6 +21,7 @@ mod following;
 mod http;
 mod idle;
 mod inbox;
+mod judging;
 mod lastly;
 mod log;
 mod looking;
@@ -51,6 +52,7 @@ pub use self::watch::{Watching, watch};
 use self::core::Core;
 use self::describer::Describer;
 use self::idle::IdleMemory;
+use self::judging::Judge;
 use self::lastly::Lastly;
 use self::notify::Manager;
 use self::sampler::Sampler;
@@ -96,9 +98,13 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let (group, idle) = (settings.group.clone(), IdleMemory::open(&settings.state_dir));
     let every = settings.measure_memory.filter(|_| settings.retention.is_some());
     let sampler = Sampler::start(every, outbox.clone()).context("cannot start a thread")?;
+    let judge = Judge::start(outbox.clone()).context("cannot start a thread")?;
     let mut core = Core::new(settings, devices, source, iterators, describer, Some(lastly));
     core.open_journal();
     core.sampler = sampler;
+    if core.recorder.is_some() {
+        core.judge = judge;
+    }
     core.take_events()?;
     core.look(true)?;
     core.remember_being_alive();

@@ -53,10 +53,6 @@ pub(super) fn going(holder: &Holder, wait: Option<&Wait>, releasing: bool) -> Go
         let because = "It is PID 1: the system ends with it.".to_owned();
         return Going { killable: false, ..Going::with_place(holder, because) };
     }
-    if said("kernel-client") {
-        let because = "The kernel itself holds it: there is no process to kill.".to_owned();
-        return Going { killable: false, ..Going::with_place(holder, because) };
-    }
     if said("frozen") {
         return frozen(holder, uninterruptible);
     }
@@ -291,8 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn pid_1_and_the_kernel_itself_are_not_to_be_killed() {
+    fn pid_1_is_not_to_be_killed() {
         assert!(!going(&Holder { pid: 1, ..holder(&["live"], "S") }, None, false).killable);
-        assert!(!going(&holder(&["kernel-client"], "S"), None, false).killable);
     }
 }

@@ -81,6 +81,20 @@ impl Daemon {
         Self::start_in(Vec::new(), "", &[], plan, &[], |_| {})
     }
 
+    /// The same with its state in a directory that stays: what it writes there is for others to find.
+    #[must_use]
+    #[track_caller]
+    pub fn of_driver_leaving(plan: &'static str, state: &Path) -> Self {
+        Self::start_in(Vec::new(), "", &[], plan, &[], |dir| lead_to(dir, state))
+    }
+
+    /// Starts one for these devices with its state in a directory that stays.
+    #[must_use]
+    #[track_caller]
+    pub fn start_leaving(device: &Device, state: &Path) -> Self {
+        Self::start_in(device.options(), "", &device.options(), "lean", &[], |dir| lead_to(dir, state))
+    }
+
     /// `devices`: what tells other commands of the same devices.
     #[track_caller]
     fn start_in(
@@ -207,12 +221,7 @@ impl Daemon {
     /// The body of an answer, as it is.
     #[must_use]
     pub fn text_of(&self, target: &str) -> Option<String> {
-        let mut stream = UnixStream::connect(self.socket()).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        write!(stream, "GET {target} HTTP/1.0\r\n\r\n").ok()?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).ok()?;
-        text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+        text_from(&self.socket(), target)
     }
 
     /// How it is doing.
@@ -280,6 +289,23 @@ impl Daemon {
         watch.await_line("the greeting", |line| line["what"] == "listening");
         watch
     }
+}
+
+/// Has what is to be the state directory be another.
+fn lead_to(dir: &Path, state: &Path) {
+    std::fs::create_dir_all(state).expect("it can be made");
+    std::os::unix::fs::symlink(state, dir.join("state")).expect("it is ours");
+}
+
+/// The body of the answer of a daemon at this socket, as it is; nothing if none answers.
+#[must_use]
+pub fn text_from(socket: &Path, target: &str) -> Option<String> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    write!(stream, "GET {target} HTTP/1.0\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
 }
 
 fn spawn(dir: &Path, options: &[String], plan: &str, said: &Path, environment: &[(&str, &str)]) -> Child {

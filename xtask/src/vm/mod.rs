@@ -7,17 +7,20 @@
 //! what runs inside.
 //!
 //! Test programs are the integration tests of `gpu-tracer-tests`. Those whose name begins with `vm_` run with the
-//! stand-in driver loaded, after all others.
+//! stand-in driver loaded, after all others; those of `vm_reboot` in several boots with one disk
+//! ([`disk`]), those of `vm_systemd` in one with systemd as first process ([`systemd`]).
 
 mod archive;
 mod build;
 mod contents;
 mod cpio;
+mod disk;
 mod guest;
 mod kernel;
 mod modules;
 mod needs;
 mod protocol;
+mod systemd;
 mod toolchain;
 mod tree;
 
@@ -234,6 +237,7 @@ fn run(
     let initramfs = contents::write_initramfs(workspace, &kernel, programs, &plan, work)?;
     let start = Instant::now();
     let console = work.join("console.log");
+    let disk = disk::blank(&work.join("disk.img"))?;
     let guest = Guest {
         image: &kernel.image()?,
         initramfs: &initramfs,
@@ -243,8 +247,16 @@ fn run(
         kvm: arguments.kvm,
         count: arguments.count,
         deadline: Duration::from_secs(arguments.deadline),
+        disk: Some(&disk),
+        stage: 1,
+        init: "/init",
     };
-    let verdict = guest.run()?;
+    let mut verdict = disk::run_all_boots(guest)?;
+    if plan.mode == Mode::Suite
+        && let Some(further) = systemd::run(&guest, &plan.filter)?
+    {
+        verdict = verdict.and(further);
+    }
     let seconds = start.elapsed().as_secs();
     match plan.mode {
         Mode::Suite if verdict.passed + verdict.failed == 0 => bail!("no test's name contains this filter"),

@@ -190,7 +190,7 @@ fn a_description_that_comes_after_the_open_is_still_the_openers() {
         ProcessDescription { cmdline: cmdline.clone(), ..ProcessDescription::default() },
     );
     let opened = ledger.view().files[0].opened.clone();
-    assert_eq!(opened.map(|opened| opened.opener.cmdline), Some(cmdline));
+    assert_eq!(opened.map(|opened| opened.opener.cmdline.clone()), Some(cmdline));
 }
 
 #[test]
