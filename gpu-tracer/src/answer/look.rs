@@ -3,14 +3,15 @@
 //! A snapshot is not atomic. A descriptor closed between two passes, or a task on its way out, looks for an instant like
 //! a reference that nobody has. Only what two looks agree on is reported as unexplained or half gone.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use crate::kernel::{Btf, boot_now};
 use crate::ledger::{Ledger, View};
-use crate::model::{DeviceTable, Missing, ProcessId, Snapshot, Task};
+use crate::model::snapshot::MODULE_REFERENCES;
+use crate::model::{DeviceTable, Missing, ProcessId, Snapshot, Task, counted};
 use crate::probe::{Iterators, ProbeError, procwalk, waiting};
 use crate::process::namespaces;
 
@@ -28,7 +29,7 @@ pub(crate) struct Looked {
     pub(crate) missing: Vec<Missing>,
     /// Snapshots taken.
     pub(crate) looks: u32,
-    /// Tasks half-way through exit, in both looks; each is in `missing` too.
+    /// Tasks half-way through exit, in both looks, of which nobody can say what they have; each is in `missing` too.
     pub(crate) half_gone: Vec<Task>,
     /// Openers whose end was seen: a process with the PID of one of them is another, however soon it came.
     pub(crate) ended: HashSet<ProcessId>,
@@ -68,7 +69,9 @@ impl Looker {
                 let first = take()?;
                 let half_gone = half_gone(&first);
                 ledger.reconcile(&first);
-                if half_gone.is_empty() && ledger.view().files.iter().all(|file| file.unexplained == 0) {
+                let uncounted = first.modules.unaccounted(&[]);
+                let explained = ledger.view().files.iter().all(|file| file.unexplained == 0);
+                if (half_gone.is_empty() || first.modules.add_up(&[])) && uncounted.is_empty() && explained {
                     return Ok(Looked::by_iterators(ledger.view(), first.missing, &[], 1));
                 }
                 thread::sleep(BETWEEN_LOOKS);
@@ -76,10 +79,13 @@ impl Looker {
                 waiting::explain(Path::new("/proc"), &mut second);
                 let before: HashSet<(u32, u64)> =
                     half_gone.iter().map(|task| (task.tid, task.start_ns)).collect();
-                let still: Vec<Task> = self::half_gone(&second)
-                    .into_iter()
-                    .filter(|task| before.contains(&(task.tid, task.start_ns)))
-                    .collect();
+                let still: Vec<Task> = if second.modules.add_up(&[]) {
+                    Vec::new()
+                } else {
+                    let now = self::half_gone(&second).into_iter();
+                    now.filter(|task| before.contains(&(task.tid, task.start_ns))).collect()
+                };
+                second.missing.extend(module_references(&uncounted, &second.modules.unaccounted(&[])));
                 let doubtful = ledger.view();
                 ledger.reconcile(&second);
                 let mut view = ledger.view();
@@ -122,6 +128,24 @@ impl Looked {
         missing.extend(half_gone.iter().map(half_gone_task));
         Self { view, plan: "snapshot", missing, looks, half_gone: half_gone.to_vec(), ended: HashSet::new() }
     }
+}
+
+/// References to the driver's modules that were unaccounted for in two looks.
+pub(crate) fn module_references(
+    before: &BTreeMap<&'static str, u64>,
+    now: &BTreeMap<&'static str, u64>,
+) -> Vec<Missing> {
+    let lasting = now.iter().filter_map(|(module, left)| Some((module, *before.get(module)?.min(left))));
+    let missing = lasting.map(|(module, left)| Missing {
+        what: MODULE_REFERENCES,
+        why: format!(
+            "module {module} has {} without an open file: a handle where no scan can see it (a task half-way through \
+             its exit, an open in progress), or a kernel client of the driver, such as an I2C bus of the GPU that somebody \
+             has open (cat /sys/module/{module}/refcnt counts them, with one for each module that uses it)",
+            counted(left, "reference", "references")
+        ),
+    });
+    missing.collect()
 }
 
 pub(crate) fn half_gone(snapshot: &Snapshot) -> Vec<Task> {

@@ -22,7 +22,7 @@ use anyhow::Context as _;
 pub use self::ask::{AskError, stream};
 pub use self::doctor::doctor;
 use self::look::Looker;
-pub(crate) use self::look::{Looked, half_gone, half_gone_task, pid_namespace};
+pub(crate) use self::look::{Looked, half_gone, half_gone_task, module_references, pid_namespace};
 pub(crate) use self::selected::narrow;
 pub use self::wait::{WaitOptions, Waited, wait};
 pub use self::why::why;

@@ -1,6 +1,6 @@
 //! The core: one thread that takes events in, looks, and tells what changed. Nothing in it waits for anybody else.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,6 +57,8 @@ pub(super) struct Core {
     pub(super) pending: bool,
     /// Tasks that were half-way through exit when nobody could know what they had.
     pub(super) strangers: HashSet<(u32, u64)>,
+    /// References to the driver's modules that no file accounted for in the last look.
+    pub(super) uncounted: BTreeMap<&'static str, u64>,
     /// No look has been taken since something may have been missed.
     pub(super) in_doubt: bool,
     /// What the last look could not see.
@@ -116,6 +118,7 @@ impl Core {
             driver_pace: DriverPace::default(),
             pending: false,
             strangers: HashSet::new(),
+            uncounted: BTreeMap::new(),
             in_doubt: true,
             missing: Vec::new(),
             uids: HashMap::new(),
@@ -309,7 +312,9 @@ impl Core {
         let plan = self.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
-        let openers: HashSet<ProcessId> = openers.collect();
+        let mut openers: Vec<ProcessId> = openers.collect();
+        openers.sort_unstable();
+        openers.dedup();
         let ended = |process: &ProcessId| {
             let history = self.ledger.history(*process);
             history.is_some_and(|history| history.exit.is_some() || history.freed_ns.is_some())

@@ -133,8 +133,9 @@ fn attach(
     if settings.plan == Plan::Snapshot {
         return Ok(None);
     }
-    let driver = matches!(settings.plan, Plan::Auto | Plan::Full);
-    let mut options = Options { pin_dir, driver, ..Options::default() };
+    let calls = settings.plan == Plan::Exhaustive;
+    let driver = calls || matches!(settings.plan, Plan::Auto | Plan::Full);
+    let mut options = Options { pin_dir, driver, calls, ..Options::default() };
     if let Some(bytes) = settings.ring_bytes {
         options.ring_bytes = bytes;
     }
@@ -152,6 +153,9 @@ fn attach(
     match attached {
         Ok(source) => {
             driver::judge(settings.plan, &source.driver_state())?;
+            if calls {
+                driver::judge_calls(&source)?;
+            }
             for hook in source.hooks().iter().filter(|hook| hook.works != kernel::Answer::Yes) {
                 let why = hook.detail.as_deref().unwrap_or("this kernel does not have it");
                 log::warning(&format!("no hook at {}: {why}", hook.hook));

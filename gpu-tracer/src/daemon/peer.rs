@@ -3,6 +3,7 @@
 //! The kernel says who is at the other end of a unix socket. Root and the members of one group see everything; everybody
 //! else sees their own processes, how many others there are, and how much was withheld.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -117,12 +118,10 @@ impl Viewer {
         let before = report.holders.len();
         report.holders.retain(|holder| self.may_see(Some(holder.uid)));
         let withheld = before - report.holders.len();
-        let held = |id: u64| {
-            report.holders.iter().flat_map(|holder| &holder.devices).any(|device| device.files.contains(&id))
-        };
-        let own: Vec<bool> = report.files.iter().map(|file| held(file.id)).collect();
-        for (file, own) in report.files.iter_mut().zip(own) {
-            if !own {
+        let held = report.holders.iter().flat_map(|holder| &holder.devices).flat_map(|device| &device.files);
+        let own: HashSet<u64> = held.copied().collect();
+        for file in &mut report.files {
+            if !own.contains(&file.id) {
                 (file.opener, file.opened_at, file.opened_exact, file.task) = (None, None, false, None);
             }
         }
@@ -210,9 +209,9 @@ mod tests {
             Opener { pid: 1, start_ns: 1, comm: "secret".into(), cmdline: "secret".into(), alive: true };
         let file = |id| FileReport {
             id,
-            device: "nvidia0".to_owned(),
+            device: "nvidia0".into(),
             gpu: Some(0),
-            state: "open".to_owned(),
+            state: "open".into(),
             since: None,
             for_ms: None,
             task: Some(TaskReport { pid: 1, tid: 1 }),

@@ -91,7 +91,7 @@ impl Names<'_> {
                 (line.cause, line.count) = (Some(gap.cause.word()), gap.cause.events());
             }
             ChangeKind::Module { name, .. } => line.cause = Some(name.clone()),
-            ChangeKind::Mapped
+            ChangeKind::Mapped { .. }
             | ChangeKind::Unmapped
             | ChangeKind::DescriptorsClosed
             | ChangeKind::Queued

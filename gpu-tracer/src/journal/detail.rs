@@ -119,7 +119,7 @@ impl Store {
             }
             ChangeKind::Module { name, .. } => detail.cause = Some(name.clone()),
             ChangeKind::Opened { .. }
-            | ChangeKind::Mapped
+            | ChangeKind::Mapped { .. }
             | ChangeKind::Unmapped
             | ChangeKind::DescriptorsClosed
             | ChangeKind::Queued

@@ -26,7 +26,6 @@ mod dropping;
 mod exits;
 mod files;
 mod gap;
-mod hash;
 mod holding;
 mod lineage;
 mod openers;
@@ -44,7 +43,7 @@ mod tests;
 
 pub use bounded::Bounded;
 pub use files::{FileState, Origin};
-pub use gap::GAPS_KEPT;
+pub use gap::{GAPS_KEPT, OpenGap};
 pub use lineage::{
     ExitSeen, NAMES_KEPT, NameChange, PARENTS_KEPT, ProcessHistory, Reparenting, SIGNALS_KEPT, SignalSeen,
 };
@@ -181,6 +180,12 @@ impl Ledger {
     #[must_use]
     pub fn gaps(&self) -> &Bounded<Gap, GAPS_KEPT> {
         self.gaps.closed()
+    }
+
+    /// Holes in the record that the next complete snapshot will close.
+    #[must_use]
+    pub fn open_gaps(&self) -> &[OpenGap] {
+        self.gaps.still_open()
     }
 
     /// Nothing was recorded from `from_ns` to `noticed_ns`: the tracer was not running, or its hooks were not attached.

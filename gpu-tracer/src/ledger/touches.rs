@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 
-use super::hash::{Map, Set};
 use crate::model::event::{Slot, TaskId};
+use crate::model::hash::{Map, Set};
 use crate::model::{DeviceNumber, ProcessId, RawText};
 
 /// Touches remembered per process. A CUDA start makes about 30 of each device.

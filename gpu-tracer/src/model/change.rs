@@ -59,7 +59,10 @@ pub enum ChangeKind {
         from: Vec<ProcessId>,
     },
     /// `process` has mapped `file`.
-    Mapped,
+    Mapped {
+        /// Is `at_ns` the moment? If not, it was by then.
+        exact: bool,
+    },
     /// `process` has no mapping of `file` any more and still refers to it otherwise.
     Unmapped,
     /// `process` has no descriptor of `file` any more and still refers to it otherwise.
@@ -260,11 +263,10 @@ impl ChangeKind {
     #[must_use]
     pub const fn is_by_then(&self) -> bool {
         match self {
-            Self::Opened { exact, .. } => !*exact,
+            Self::Opened { exact, .. } | Self::Mapped { exact } => !*exact,
             Self::Released { how, .. } => !matches!(how, ReleasedHow::Seen),
             Self::Closed { .. }
             | Self::Reparented { .. }
-            | Self::Mapped
             | Self::Unmapped
             | Self::DescriptorsClosed
             | Self::Queued

@@ -49,6 +49,13 @@ impl Daemon {
         Self::start_in(device.options(), "", &device.options(), "lean", environment, |_| {})
     }
 
+    /// Starts one for these devices with this plan.
+    #[must_use]
+    #[track_caller]
+    pub fn start_planned(device: &Device, plan: &'static str) -> Self {
+        Self::start_in(device.options(), "", &device.options(), plan, &[], |_| {})
+    }
+
     /// Starts one that has its devices from a configuration file; see [`Daemon::configure`].
     #[must_use]
     #[track_caller]
@@ -273,7 +280,7 @@ impl Daemon {
             differences = compare::differences(&answer, &play.truth, &play.family());
         }
         compare::demand_none(&differences, &answer, &play.truth);
-        assert_eq!(answer.report.plan, "lean", "the daemon answered\n{}", answer.text);
+        assert_eq!(answer.report.plan, self.plan, "the daemon answered\n{}", answer.text);
         answer
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct Guest<'a> {
     pub(crate) shell: bool,
     /// Whether to use hardware virtualisation.
     pub(crate) kvm: bool,
+    /// Whether its clock counts instructions, on its only processor.
+    pub(crate) count: bool,
     /// How long it may take from its first report to its last.
     pub(crate) deadline: Duration,
     /// A disk that outlives it.
@@ -225,8 +227,12 @@ struct Machine(Child);
 impl Machine {
     fn start(guest: &Guest<'_>, second_line: &Path) -> Result<Self> {
         let mut command = Command::new("qemu-system-x86_64");
-        command.args(["-accel", if guest.kvm { "kvm" } else { "tcg,thread=multi" }]);
-        command.args(["-cpu", "max", "-m", "2G", "-smp", "2"]);
+        let how: &[&str] = match (guest.kvm, guest.count) {
+            (true, _) => &["-accel", "kvm", "-smp", "2"],
+            (_, true) => &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1"],
+            _ => &["-accel", "tcg,thread=multi", "-smp", "2"],
+        };
+        command.args(how).args(["-cpu", "max", "-m", "2G"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-vga", "none"]);
         command.arg("-kernel").arg(guest.image).arg("-initrd").arg(guest.initramfs);
         command.arg("-append").arg(format!("{BOOT_OPTIONS} gpu_tracer.stage={}", guest.stage));
@@ -287,6 +293,7 @@ mod tests {
             nonce: "n",
             shell: false,
             kvm: false,
+            count: false,
             deadline: Duration::from_secs(5),
             disk: None,
             stage: 1,

@@ -77,6 +77,10 @@ pub(crate) struct Arguments {
     /// Use this machine's hardware virtualisation: much faster where it works.
     #[arg(long)]
     kvm: bool,
+    /// Have the guest's clock count instructions, one for each ns, on one processor: what is measured in it is then the same
+    /// however busy this machine is. Everything takes longer.
+    #[arg(long, conflicts_with = "kvm")]
+    count: bool,
     /// Put this program or script into the guest as well, with its libraries; it is found by its name.
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
@@ -111,6 +115,7 @@ impl Arguments {
             dev: false,
             driver_only: false,
             kvm: false,
+            count: false,
             add: Vec::new(),
             env: Vec::new(),
             deadline: GUEST_SECONDS,
@@ -238,6 +243,7 @@ fn run(
         nonce: &plan.nonce,
         shell: plan.mode == Mode::Shell,
         kvm: arguments.kvm,
+        count: arguments.count,
         deadline: Duration::from_secs(arguments.deadline),
         disk: Some(&disk),
         stage: 1,
