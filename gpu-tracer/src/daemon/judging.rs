@@ -12,9 +12,12 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
+use super::core::Core;
 use super::inbox::{Order, Outbox, Seen};
+use super::memory;
 use crate::answer;
 use crate::journal::GivenVerdict;
+use crate::model::report::Cost;
 
 /// After a change, so that what comes with it is judged with it.
 const SETTLED: Duration = Duration::from_secs(1);
@@ -24,6 +27,8 @@ const QUIET: Duration = Duration::from_secs(10);
 const BUSY_SHARE: u32 = 50;
 /// And while nothing does.
 const QUIET_SHARE: u32 = 2_000;
+/// With more open files than this it takes memory that is worth giving back.
+const CROWD: usize = 2_000;
 /// It is not put off longer than this for the sake of its cost.
 const LONGEST: Duration = Duration::from_secs(120);
 
@@ -112,11 +117,32 @@ impl Judge {
     }
 }
 
+impl Core {
+    /// When what is known is to be judged next, if at all.
+    pub(super) fn judgement_due(&mut self, now: Instant) -> Option<Instant> {
+        self.judge.due(now, self.counters.changes, !self.ledger.is_idle())
+    }
+
+    /// Has judged what is known; no look is taken for it.
+    pub(super) fn judge_if_due(&mut self) {
+        let now = Instant::now();
+        if self.judgement_due(now).is_some_and(|due| now >= due) {
+            let (changes, held) = (self.counters.changes, !self.ledger.is_idle());
+            let seen = self.seen(Cost::default());
+            self.judge.judge(now, changes, held, seen);
+        }
+    }
+}
+
 fn judge_all(seen: &Receiver<Seen>, core: &Outbox, busy: &AtomicBool, cost: &AtomicU64) {
     for seen in seen {
         let begun = cpu_time();
-        let taken_ns = seen.looked.view.taken_ns;
+        let (taken_ns, files) = (seen.looked.view.taken_ns, seen.looked.view.files.len());
         let verdicts = verdicts(&seen);
+        drop(seen);
+        if files > CROWD {
+            memory::give_back();
+        }
         let took = cpu_time().saturating_sub(begun);
         cost.store(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         busy.store(false, Ordering::Relaxed);
