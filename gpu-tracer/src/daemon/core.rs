@@ -313,7 +313,7 @@ impl Core {
     }
 
     /// All that is known, for those who make an answer of it.
-    fn seen(&self, cost: Cost) -> Seen {
+    pub(super) fn seen(&self, cost: Cost) -> Seen {
         let plan = self.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
@@ -328,20 +328,6 @@ impl Core {
         let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
         let (devices, roles) = (Arc::clone(&self.devices), Arc::clone(&self.settings.roles));
         Seen { looked: Arc::new(looked), devices, roles, cost }
-    }
-
-    fn judgement_due(&mut self, now: Instant) -> Option<Instant> {
-        self.judge.due(now, self.counters.changes, !self.ledger.is_idle())
-    }
-
-    /// Has judged what is known; no look is taken for it.
-    fn judge_if_due(&mut self) {
-        let now = Instant::now();
-        if self.judgement_due(now).is_some_and(|due| now >= due) {
-            let (changes, held) = (self.counters.changes, !self.ledger.is_idle());
-            let seen = self.seen(Cost::default());
-            self.judge.judge(now, changes, held, seen);
-        }
     }
 
     /// Tells everybody who listens.
