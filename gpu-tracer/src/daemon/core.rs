@@ -309,8 +309,14 @@ impl Core {
         let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
         let (devices, roles) = (Arc::clone(&self.devices), Arc::clone(&self.settings.roles));
         let seen = Seen { looked: Arc::new(looked), devices, roles, cost };
+        // The last gets what was seen for its own: then it need not be copied.
+        let mut looks = looks.into_iter();
+        let last = looks.next_back();
         for reply in looks {
             let _ = reply.send(seen.clone());
+        }
+        if let Some(reply) = last {
+            let _ = reply.send(seen);
         }
     }
 
