@@ -193,7 +193,7 @@ pub struct Control {
     pub resume_table: u64,
     /// First slot not reported of that table.
     pub resume_slot: u64,
-    /// Queues that were longer than the programs follow.
+    /// Lists that were not followed to their end: longer than the programs follow, or changed all the while.
     pub truncated: u64,
     /// Next element of `SUBJECTS` to look at.
     pub subject: u32,

@@ -91,6 +91,24 @@ impl<const WORDS: usize> Fields for Copied<WORDS> {
     }
 }
 
+/// How often a list is begun again that changed while it was followed.
+pub(crate) const MOST_ATTEMPTS: u32 = 16;
+
+/// In an element of a kernel's list (`hlist_node`, `sk_buff`, `vm_area_struct`) the pointer back lies behind the pointer on.
+const POINTER: u32 = 8;
+
+/// The element behind this one of a list that is followed without its lock.
+///
+/// `None` unless the element still points back to `before`, from where it was reached, or to the list's `head`: it has
+/// been taken out, and what it points to may be the end of nothing, freed, or in another list. `link` is where its
+/// pointer on is.
+#[inline(always)]
+pub(crate) fn next_in_list(element: u64, link: u32, before: u64, head: u64) -> Option<u64> {
+    let next = read::<u64>(element, link)?;
+    let back = read::<u64>(element, link + POINTER)?;
+    (back == before || back == head).then_some(next)
+}
+
 /// A typed load from a pointer that the verifier knows: checked against BTF at load time, no helper call.
 ///
 /// # Safety

@@ -151,6 +151,14 @@ pub(crate) fn character_device(file: u64) -> Option<u32> {
     if mode & S_IFMT == S_IFCHR { read::<u32>(inode, offset!(inode_rdev)) } else { None }
 }
 
+/// Is this file a socket?
+#[inline(always)]
+pub(crate) fn is_socket(file: u64) -> bool {
+    let mode =
+        read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
+    mode.unwrap_or(0) & S_IFMT == S_IFSOCK
+}
+
 #[inline(always)]
 pub(crate) fn is_wanted(rdev: u32) -> bool {
     let Some(majors) = WANTED_MINORS.get(0) else { return false };
@@ -203,9 +211,7 @@ pub(crate) fn may_be_of_interest(file: u64) -> bool {
 /// In-flight files may be sockets themselves, which may carry more.
 #[inline(always)]
 pub(crate) fn look_at_in_flight(file: u64, found: &Found) -> Result<(), Full> {
-    let mode =
-        read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
-    if mode.unwrap_or(0) & S_IFMT == S_IFSOCK {
+    if is_socket(file) {
         return emit(found, FILE_SOCKET, file, 0);
     }
     look_at_device(file, found).map(drop)

@@ -11,7 +11,7 @@ use gpu_tracer_common::events::{
     WINDOW_NS, access_bits,
 };
 
-use super::{account, comm_of, emit, head, now, task_ref, tracked};
+use super::{account, comm_of, current_ref, emit, head, now, tracked};
 use crate::{
     access::{increment, offset, read},
     holds::is_wanted,
@@ -56,7 +56,7 @@ fn on_touch(context: *mut c_void) -> i32 {
 fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
     // SAFETY: no arguments, no effects. (Its like that gives the ids is not to be had here before 6.10.)
     let current = unsafe { bpf_get_current_task() };
-    let task = task_ref(current)?;
+    let task = current_ref()?;
     let tracked = tracked::add(task.tgid, task.start_ns);
     let (hits, left) = hit(rdev, &task);
     let mut detail = 0;
@@ -91,13 +91,18 @@ fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
 #[inline(always)]
 fn reserved_fd(files: u64) -> Option<u32> {
     let fd = read::<u32>(files, offset!(files_next_fd))?.checked_sub(1)?;
+    (file_at(files, fd)? == 0).then_some(fd)
+}
+
+/// What is at a descriptor, 0 for nothing; `None` beyond the end of the table.
+#[inline(always)]
+pub(super) fn file_at(files: u64, fd: u32) -> Option<u64> {
     let table = read::<u64>(files, offset!(files_fdt))?;
     if fd >= read::<u32>(table, offset!(fdtable_max_fds))? {
         return None;
     }
     let slots = read::<u64>(table, offset!(fdtable_fd))?;
-    let file = read::<u64>(slots + u64::from(fd) * 8, 0)?;
-    (file == 0).then_some(fd)
+    read::<u64>(slots + u64::from(fd) * 8, 0)
 }
 
 /// Touches so far, and how many more of them, this one included, may be recorded in this window.

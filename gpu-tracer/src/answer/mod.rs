@@ -26,7 +26,7 @@ pub(crate) use self::look::{Looked, half_gone, half_gone_task, module_references
 pub(crate) use self::selected::narrow;
 pub use self::wait::{WaitOptions, Waited, wait};
 pub use self::why::why;
-pub(crate) use self::why::{Ask, Inquiry};
+pub(crate) use self::why::{Ask, Inquiry, judge};
 use crate::diagnose::{self, MOST_IDLE_MIB, Roles};
 use crate::gpu::claims::{NvmlAnswer, NvmlStatus};
 use crate::gpu::nvml;

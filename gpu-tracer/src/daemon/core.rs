@@ -11,6 +11,7 @@ use super::describer::Describer;
 use super::driver::DriverPace;
 use super::feed::Feed;
 use super::inbox::{Inbox, Order, Seen};
+use super::judging::Judge;
 use super::lastly::Lastly;
 use super::looking;
 use super::notify::Manager;
@@ -78,6 +79,7 @@ pub(super) struct Core {
     pub(super) journal_problem: Option<String>,
     pub(super) journal_moved: Option<String>,
     pub(super) sampler: Sampler,
+    pub(super) judge: Judge,
     /// Did anybody hold a device when memory was last asked for?
     pub(super) was_held: bool,
     /// A pass of a look that has not come back by then is given up.
@@ -131,6 +133,7 @@ impl Core {
             journal_problem: None,
             journal_moved: None,
             sampler: Sampler::default(),
+            judge: Judge::idle(),
             was_held: false,
             patience: looking::PASS_DEADLINE,
             lastly,
@@ -193,17 +196,19 @@ impl Core {
             }
             self.recheck_if_due()?;
             self.follow_driver_if_due()?;
+            self.judge_if_due();
             self.housekeeping(manager);
         }
     }
 
-    fn next_due(&self) -> Instant {
+    fn next_due(&mut self) -> Instant {
         let now = Instant::now();
         let mut due = self.pace.due().min(self.housekeeping_due);
         due = self.driver_pace.due().map_or(due, |follow_up| due.min(follow_up));
         if self.pending {
             due = due.min(self.recheck_due);
         }
+        due = self.judgement_due(now).map_or(due, |judgement| due.min(judgement));
         if let Some(within) = self.source.as_ref().and_then(EventSource::next_due) {
             due = due.min(now + within);
         }
@@ -285,6 +290,7 @@ impl Core {
                 Order::Subscribe(subscriber) => self.feed.add(subscriber),
                 Order::Described(process, description) => self.described(process, description),
                 Order::Measured(at_ns, memory) => self.write_down_memory(at_ns, &memory),
+                Order::Judged(at_ns, verdicts) => self.write_down_verdicts(at_ns, verdicts),
             }
         }
         looks
@@ -295,6 +301,20 @@ impl Core {
             return;
         }
         self.counters.answers += looks.len() as u64;
+        let seen = self.seen(cost);
+        // The last gets what was seen for its own: then it need not be copied.
+        let mut looks = looks.into_iter();
+        let last = looks.next_back();
+        for reply in looks {
+            let _ = reply.send(seen.clone());
+        }
+        if let Some(reply) = last {
+            let _ = reply.send(seen);
+        }
+    }
+
+    /// All that is known, for those who make an answer of it.
+    fn seen(&self, cost: Cost) -> Seen {
         let plan = self.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
@@ -308,15 +328,20 @@ impl Core {
         let ended = openers.into_iter().filter(ended).collect();
         let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
         let (devices, roles) = (Arc::clone(&self.devices), Arc::clone(&self.settings.roles));
-        let seen = Seen { looked: Arc::new(looked), devices, roles, cost };
-        // The last gets what was seen for its own: then it need not be copied.
-        let mut looks = looks.into_iter();
-        let last = looks.next_back();
-        for reply in looks {
-            let _ = reply.send(seen.clone());
-        }
-        if let Some(reply) = last {
-            let _ = reply.send(seen);
+        Seen { looked: Arc::new(looked), devices, roles, cost }
+    }
+
+    fn judgement_due(&mut self, now: Instant) -> Option<Instant> {
+        self.judge.due(now, self.counters.changes, !self.ledger.is_idle())
+    }
+
+    /// Has judged what is known; no look is taken for it.
+    fn judge_if_due(&mut self) {
+        let now = Instant::now();
+        if self.judgement_due(now).is_some_and(|due| now >= due) {
+            let (changes, held) = (self.counters.changes, !self.ledger.is_idle());
+            let seen = self.seen(Cost::default());
+            self.judge.judge(now, changes, held, seen);
         }
     }
 

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use super::core::Core;
 use super::log;
 use super::settings::Plan;
+use crate::kernel::Answer;
 use crate::probe::EventSource;
-use crate::probe::events::DriverState;
+use crate::probe::events::{COST_OF_CALLS, DriverState};
 
 /// After a module was announced: it is announced before its devices are there, and before it is gone.
 const FOLLOW_UPS: [Duration; 4] = [
@@ -84,6 +85,7 @@ impl Core {
     pub(super) fn plan_word(&self) -> &'static str {
         match (&self.source, self.driver_state()) {
             (None, _) => "snapshot",
+            (Some(source), _) if source.follows_calls() => "exhaustive",
             (Some(_), DriverState::Complete) => "full",
             (Some(_), _) => "lean",
         }
@@ -104,6 +106,24 @@ pub(super) fn judge(plan: Plan, state: &DriverState) -> anyhow::Result<()> {
         }
         _ => {}
     }
+    Ok(())
+}
+
+/// Says what plan `exhaustive` costs. Errors: its hooks are not to be had.
+pub(super) fn judge_calls(source: &EventSource) -> anyhow::Result<()> {
+    if let Some(hook) =
+        source.hooks().iter().find(|hook| hook.hook.starts_with("sys_") && !hook.works.is_yes())
+    {
+        let why = match (&hook.works, &hook.detail) {
+            (Answer::Denied(why), _) | (_, Some(why)) => why,
+            _ => "this kernel does not have it",
+        };
+        anyhow::bail!(
+            "plan exhaustive: no hook at {}: {why}; use --plan auto, which does without",
+            hook.hook
+        );
+    }
+    log::warning(&format!("plan exhaustive: {COST_OF_CALLS}"));
     Ok(())
 }
 

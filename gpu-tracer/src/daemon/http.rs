@@ -384,9 +384,7 @@ fn put_together(seen: Seen, query: &Query, viewer: Viewer) -> Result<Report, Fai
     }
     let selection = selector::resolve(&query.gpus, &seen.devices.gpus, &seen.devices.table)
         .map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
-    // Others may have asked at the same time.
-    let looked = Arc::unwrap_or_clone(seen.looked);
-    let mut report = answer::report(&seen.devices, looked, &seen.roles, seen.cost);
+    let mut report = seen.into_report();
     answer::narrow(&mut report, &selection);
     viewer.narrow(&mut report);
     Ok(report)

@@ -154,13 +154,14 @@ impl Core {
         }
     }
 
-    /// Does the kernel tell of every open, and of what every task has when it exits?
+    /// Does the kernel tell of every open, and of what every task has when it exits, or at least when it does not?
     fn sees_every_open(&self) -> bool {
         let works = |name: &str| {
             self.source.as_ref().is_some_and(|source| {
-                source.hooks().iter().any(|hook| {
-                    hook.hook == name && matches!(hook.works, Answer::Yes) && hook.detail.is_none()
-                })
+                source
+                    .hooks()
+                    .iter()
+                    .any(|hook| hook.hook == name && matches!(hook.works, Answer::Yes) && !hook.blind)
             })
         };
         self.rechecks && works("cgroup/dev") && works("sched_process_exit")

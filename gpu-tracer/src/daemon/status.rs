@@ -22,7 +22,7 @@ pub struct Status {
     pub version: String,
     /// PID of the daemon.
     pub pid: u32,
-    /// `full`, `lean` or `snapshot`: what is in effect now.
+    /// `full`, `lean`, `exhaustive` or `snapshot`: what is in effect now.
     pub plan: String,
     /// How it came to its hooks: `fresh`, `resumed`, `replaced`, or `none`.
     pub start: String,

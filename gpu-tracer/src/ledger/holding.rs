@@ -131,7 +131,7 @@ fn held_by_has(held_by: &[HeldBy], process: ProcessId) -> bool {
 
 fn ways_changed(had: &Ways, has: &Ways, say: &mut impl FnMut(ChangeKind)) {
     if had.maps == 0 && has.maps > 0 {
-        say(ChangeKind::Mapped);
+        say(ChangeKind::Mapped { exact: false });
     }
     if had.maps > 0 && has.maps == 0 {
         say(ChangeKind::Unmapped);

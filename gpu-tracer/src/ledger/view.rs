@@ -166,6 +166,12 @@ impl Ledger {
         self.to_look_at(waiting)
     }
 
+    /// Is no device file open, as far as is known?
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.files.len() == 0
+    }
+
     /// All files that are believed to live, pending or not: what certainly lives can tell what has become of the others.
     /// Ordered by id.
     #[must_use]

@@ -76,7 +76,8 @@ impl Mappings {
         }
         let one_by_one = link(ebpf, "iter_mappings", "task_vma", kernel)
             .or_else(|_| link(ebpf, "iter_mappings_only", "task_vma", kernel));
-        if one_by_one.is_err() && layout.mm_list != ABSENT && layout.vma_next != ABSENT {
+        let listed = [layout.mm_list, layout.mm_highest_end, layout.vma_next];
+        if one_by_one.is_err() && !listed.contains(&ABSENT) {
             match link(ebpf, "iter_mm_lists", "task", kernel) {
                 Ok(link) => return Self::Lists(link),
                 Err(error) => tracing::debug!(?error, "lists of mappings cannot be walked"),
@@ -288,7 +289,7 @@ impl Iterators {
         self.control.set(0, ControlPod(control), 0).map_err(on("CONTROL"))
     }
 
-    /// Queues that were longer than the programs follow, in the pass just made.
+    /// Lists that were not followed to their end, in the pass just made.
     pub(super) fn truncated(&self) -> Result<u64, ProbeError> {
         Ok(self.control.get(&0, 0).map_err(on("CONTROL"))?.0.truncated)
     }
@@ -303,13 +304,15 @@ impl Iterators {
         Ok(files.filter(|file| self.carriers.insert(file, 1, 0).is_err()).count())
     }
 
-    /// Gives each of `files` to a program that looks at one file per run.
+    /// Gives each of `files` to a program that looks at one file per run. Returns how many lists it did not follow to their
+    /// end.
     pub(super) fn look_closer(
         &mut self,
         link: &OwnedFd,
         files: &[u64],
         holds: &mut Vec<HoldRecord>,
-    ) -> Result<(), ProbeError> {
+    ) -> Result<u64, ProbeError> {
+        let mut truncated = 0;
         for chunk in files.chunks(MAX_SUBJECTS as usize) {
             self.subjects.write(chunk);
             self.start(mode::DEVICES, |control| control.subjects = chunk.len() as u32)?;
@@ -323,8 +326,9 @@ impl Iterators {
                 }
                 done = now;
             }
+            truncated += self.truncated()?;
         }
-        Ok(())
+        Ok(truncated)
     }
 
     /// Reads an iterator that cannot block to its end; holds are appended, the sequence file's bytes returned.

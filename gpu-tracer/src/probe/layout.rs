@@ -29,7 +29,7 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
     };
     let may = |structure, path| must(structure, path).unwrap_or(ABSENT);
     let either = |structure, newer, older| must(structure, newer).or_else(|_| must(structure, older));
-    let ring = ring(btf);
+    let (ring, registers) = (ring(btf), REGISTERS);
     let mut layout = KernelLayout {
         task_tgid: must("task_struct", "tgid")?,
         task_pid: must("task_struct", "pid")?,
@@ -83,6 +83,7 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
         vma_mm: must("vm_area_struct", "vm_mm")?,
         mm_tree_root: mm_tree(btf),
         mm_list: may("mm_struct", "mmap"),
+        mm_highest_end: may("mm_struct", "highest_vm_end"),
         vma_next: may("vm_area_struct", "vm_next"),
         vma_tree_node: may("vm_area_struct", "shared.rb"),
         file_mapping: may("file", "f_mapping"),
@@ -92,7 +93,6 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
         sock_state: must("sock", "__sk_common.skc_state")?,
         sock_node: must("sock", "__sk_common.skc_node")?,
         sock_socket: must("sock", "sk_socket")?,
-        sock_receive_queue_next: must("sock", "sk_receive_queue.next")?,
         sock_receive_queue: must("sock", "sk_receive_queue")?,
         socket_file: must("socket", "file")?,
         unix_nr_fds: may("unix_sock", "scm_stat.nr_fds"),
@@ -129,6 +129,13 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
             btf.field("trace_event_raw_sched_process_exit", "group_dead").is_ok(),
         ),
         victim_is_task: u32::from(btf.field("trace_event_raw_mark_victim", "uid").is_ok()),
+        sock_family: may("sock", "__sk_common.skc_family"),
+        socket_sk: may("socket", "sk"),
+        regs_argument0: registers.argument(btf, 0),
+        regs_argument1: registers.argument(btf, 1),
+        regs_argument4: registers.argument(btf, 4),
+        thread_word: may("task_struct", registers.thread_word),
+        thread_compat: registers.thread_compat,
         file_span: ABSENT,
     };
     layout.file_span = file_span(&layout);
@@ -152,6 +159,39 @@ fn file_span(layout: &KernelLayout) -> u32 {
     let last = fields.into_iter().filter(|at| *at != ABSENT).max().unwrap_or(ABSENT);
     let span = last.saturating_add(size_of::<u64>() as u32);
     if span as usize <= FILE_COPY { span } else { ABSENT }
+}
+
+/// Where an architecture keeps what a task hands to a system call, and how it marks those of 32-bit programs.
+struct Registers {
+    /// Members of `struct pt_regs` with the arguments, or the array that they are the first elements of.
+    arguments: &'static [&'static str],
+    thread_word: &'static str,
+    thread_compat: u32,
+}
+
+/// `TS_COMPAT`.
+#[cfg(target_arch = "x86_64")]
+const REGISTERS: Registers = Registers {
+    arguments: &["di", "si", "dx", "r10", "r8", "r9"],
+    thread_word: "thread_info.status",
+    thread_compat: 2,
+};
+/// `_TIF_32BIT`. The first register still has its argument when a call is entered.
+#[cfg(target_arch = "aarch64")]
+const REGISTERS: Registers =
+    Registers { arguments: &["regs"], thread_word: "thread_info.flags", thread_compat: 1 << 22 };
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const REGISTERS: Registers = Registers { arguments: &[], thread_word: "", thread_compat: 0 };
+
+impl Registers {
+    fn argument(&self, btf: &Btf, index: u32) -> u32 {
+        let at = |name: &str| btf.field("pt_regs", name).map_or(ABSENT, |field| field.offset);
+        match self.arguments {
+            [] => ABSENT,
+            [array] => at(array).saturating_add(index * 8),
+            each => each.get(index as usize).map_or(ABSENT, |name| at(name)),
+        }
+    }
 }
 
 /// The tree of an address space's mappings, if its nodes are as `mappings.rs` of the programs takes them to be.

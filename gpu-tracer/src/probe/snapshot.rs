@@ -97,7 +97,10 @@ impl Iterators {
     ) -> Result<(), ProbeError> {
         let why = match mappings {
             Ok(reading) => match self.finish(reading, within, holds) {
-                Ok(_) => return Ok(()),
+                Ok(_) => match self.truncated()? {
+                    0 => return Ok(()),
+                    truncated => not_followed(truncated, "list of mappings", "lists of mappings"),
+                },
                 Err(error @ (ProbeError::Hung { .. } | ProbeError::Overflow { .. })) => error.to_string(),
                 Err(error) => return Err(error),
             },
@@ -114,17 +117,25 @@ impl Iterators {
         missing: &mut Vec<Missing>,
         within: Duration,
     ) -> Result<(), ProbeError> {
+        let unseen = |why| Missing { what: "in-flight", why };
         let link = match &self.sockets {
             Sockets::Iterator(link) => link.try_clone().map_err(ProbeError::Thread)?,
             Sockets::Table(link, chains) => {
                 let (link, chains) = (link.try_clone().map_err(ProbeError::Thread)?, chains.clone());
-                return self.look_closer(&link, &chains, holds);
+                match self.look_closer(&link, &chains, holds) {
+                    Ok(0) => {}
+                    Ok(truncated) => missing.push(unseen(not_followed(
+                        truncated,
+                        "list of sockets or of what is queued in one",
+                        "lists of sockets or of what is queued in one",
+                    ))),
+                    Err(error @ ProbeError::Overflow { .. }) => missing.push(unseen(error.to_string())),
+                    Err(error) => return Err(error),
+                }
+                return Ok(());
             }
             Sockets::Unseen(why) => {
-                missing.push(Missing {
-                    what: "in-flight",
-                    why: format!("descriptors queued in sockets cannot be seen: {why}"),
-                });
+                missing.push(unseen(format!("descriptors queued in sockets cannot be seen: {why}")));
                 return Ok(());
             }
         };
@@ -145,21 +156,19 @@ impl Iterators {
         };
         let reading = Self::begin("unix", open)?;
         match self.finish(reading, within, holds) {
-            Ok(refused) => missing.extend(refused.into_iter().map(|error| Missing {
-                what: "in-flight",
-                why: format!("descriptors queued in sockets cannot be seen in {error}"),
-            })),
+            Ok(refused) => missing.extend(
+                refused
+                    .into_iter()
+                    .map(|error| unseen(format!("descriptors queued in sockets cannot be seen in {error}"))),
+            ),
             Err(error @ (ProbeError::Hung { .. } | ProbeError::Overflow { .. })) => {
-                missing.push(Missing { what: "in-flight", why: error.to_string() });
+                missing.push(unseen(error.to_string()));
             }
             Err(error) => return Err(error),
         }
         let truncated = self.truncated()?;
         if truncated > 0 {
-            missing.push(Missing {
-                what: "in-flight",
-                why: format!("{truncated} socket queues are longer than can be followed"),
-            });
+            missing.push(unseen(not_followed(truncated, "queue of a socket", "queues of sockets")));
         }
         Ok(())
     }
@@ -207,7 +216,7 @@ impl Iterators {
             _ if rings.is_empty() => return Ok(()),
             (RingAccess::Walk, Ok(link)) => {
                 let link = link.try_clone().map_err(ProbeError::Thread)?;
-                return self.look_closer(&link, &rings, holds);
+                return self.look_closer(&link, &rings, holds).map(drop);
             }
             (RingAccess::Fdinfo, _) => "the file table of io_urings cannot be read on this kernel".to_owned(),
             (RingAccess::Walk, Err(why)) => format!("files registered with io_urings cannot be seen: {why}"),
@@ -252,6 +261,14 @@ impl Iterators {
             _ => Ok(by_file),
         }
     }
+}
+
+/// What is said of lists that were not followed to their end.
+fn not_followed(lists: u64, one: &str, many: &str) -> String {
+    format!(
+        "{} could not be followed to the end: too long, or changed all the while",
+        counted(lists, one, many)
+    )
 }
 
 fn task(record: &TaskRecord) -> Task {

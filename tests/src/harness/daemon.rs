@@ -49,6 +49,13 @@ impl Daemon {
         Self::start_in(device.options(), "", &device.options(), "lean", environment, |_| {})
     }
 
+    /// Starts one for these devices with this plan.
+    #[must_use]
+    #[track_caller]
+    pub fn start_planned(device: &Device, plan: &'static str) -> Self {
+        Self::start_in(device.options(), "", &device.options(), plan, &[], |_| {})
+    }
+
     /// Starts one that has its devices from a configuration file; see [`Daemon::configure`].
     #[must_use]
     #[track_caller]
@@ -72,6 +79,20 @@ impl Daemon {
     #[track_caller]
     pub fn of_driver(plan: &'static str) -> Self {
         Self::start_in(Vec::new(), "", &[], plan, &[], |_| {})
+    }
+
+    /// The same with its state in a directory that stays: what it writes there is for others to find.
+    #[must_use]
+    #[track_caller]
+    pub fn of_driver_leaving(plan: &'static str, state: &Path) -> Self {
+        Self::start_in(Vec::new(), "", &[], plan, &[], |dir| lead_to(dir, state))
+    }
+
+    /// Starts one for these devices with its state in a directory that stays.
+    #[must_use]
+    #[track_caller]
+    pub fn start_leaving(device: &Device, state: &Path) -> Self {
+        Self::start_in(device.options(), "", &device.options(), "lean", &[], |dir| lead_to(dir, state))
     }
 
     /// `devices`: what tells other commands of the same devices.
@@ -259,7 +280,7 @@ impl Daemon {
             differences = compare::differences(&answer, &play.truth, &play.family());
         }
         compare::demand_none(&differences, &answer, &play.truth);
-        assert_eq!(answer.report.plan, "lean", "the daemon answered\n{}", answer.text);
+        assert_eq!(answer.report.plan, self.plan, "the daemon answered\n{}", answer.text);
         answer
     }
 
@@ -273,6 +294,12 @@ impl Daemon {
         watch.await_line("the greeting", |line| line["what"] == "listening");
         watch
     }
+}
+
+/// Has what is to be the state directory be another.
+fn lead_to(dir: &Path, state: &Path) {
+    std::fs::create_dir_all(state).expect("it can be made");
+    std::os::unix::fs::symlink(state, dir.join("state")).expect("it is ours");
 }
 
 fn spawn(dir: &Path, options: &[String], plan: &str, said: &Path, environment: &[(&str, &str)]) -> Child {

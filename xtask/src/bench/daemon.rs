@@ -21,14 +21,20 @@ pub(super) struct Daemon {
     child: Child,
     program: PathBuf,
     folder: PathBuf,
+    plan: String,
 }
 
 impl Daemon {
     /// Starts one for the stand-in and waits until it answers.
     pub(super) fn start(program: &Path, stage: &Stage) -> Result<Self> {
+        Self::start_planned(program, stage, "lean")
+    }
+
+    /// The same with this plan.
+    pub(super) fn start_planned(program: &Path, stage: &Stage, plan: &str) -> Result<Self> {
         let folder = stage.folder().to_owned();
-        let child = spawn(program, &folder)?;
-        let mut daemon = Self { child, program: program.to_owned(), folder };
+        let child = spawn(program, &folder, plan)?;
+        let mut daemon = Self { child, program: program.to_owned(), folder, plan: plan.to_owned() };
         daemon.await_answer()?;
         Ok(daemon)
     }
@@ -42,7 +48,7 @@ impl Daemon {
 
     /// Starts it again with all that it left, and waits until it answers.
     pub(super) fn start_again(&mut self) -> Result<()> {
-        self.child = spawn(&self.program, &self.folder)?;
+        self.child = spawn(&self.program, &self.folder, &self.plan)?;
         self.await_answer()
     }
 
@@ -146,11 +152,11 @@ impl Memory {
     }
 }
 
-fn spawn(program: &Path, folder: &Path) -> Result<Child> {
+fn spawn(program: &Path, folder: &Path, plan: &str) -> Result<Child> {
     let said = fs::OpenOptions::new().create(true).append(true).open(folder.join("said"));
     let said = said.context("no file for what the daemon says")?;
     let mut command = Command::new(program);
-    command.args(["run", "--device", STANDIN_ARGUMENT, "--plan", "lean", "--config", "/dev/null"]);
+    command.args(["run", "--device", STANDIN_ARGUMENT, "--plan", plan, "--config", "/dev/null"]);
     for (option, name) in [("--socket", "d.sock"), ("--state-dir", "state"), ("--pin-dir", "pins")] {
         command.arg(option).arg(folder.join(name));
     }

@@ -6,6 +6,7 @@ mod crowd;
 mod daemon;
 mod idle;
 mod journal;
+mod kprobes;
 mod measure;
 mod overhead;
 mod restarts;
@@ -68,6 +69,9 @@ pub(crate) struct Arguments {
     /// storm: opens per second; as many as can be when not given.
     #[arg(long)]
     rate: Option<u64>,
+    /// overhead: the plan of the daemon.
+    #[arg(long, default_value = "lean", value_parser = ["lean", "exhaustive", "snapshot"])]
+    plan: String,
     /// restarts: how many, in five minutes at most.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     restarts: u32,
@@ -89,6 +93,8 @@ enum Name {
     Journal,
     /// A daemon killed and started again while the device is opened and closed.
     Restarts,
+    /// What the kprobes of plan full cost: in a guest, in instructions, with an estimate of what that is on hardware.
+    Kprobes,
     /// `gpu-tracer why` without NVML, with one that hangs, and through a daemon, against what is promised.
     Why,
 }
@@ -129,6 +135,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
                 Name::Storm => storm::measure(&subject),
                 Name::Journal => journal::measure(&subject),
                 Name::Restarts => restarts::measure(&subject),
+                Name::Kprobes => kprobes::measure(workspace, &subject),
                 Name::Why => why::measure(workspace, &subject),
             }
         });

@@ -4,6 +4,7 @@ mod hostile;
 mod incident;
 mod intervals;
 mod trouble;
+mod verdicts;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;

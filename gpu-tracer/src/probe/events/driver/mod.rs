@@ -348,7 +348,7 @@ impl DriverHooks {
             let module = function.module();
             (Answer::No, Some(format!("the module {module} is not loaded; it is hooked when it is")))
         };
-        HookReport { hook: function.name, works, detail }
+        HookReport { hook: function.name, blind: works != Answer::Yes, works, detail }
     }
 
     fn remark(&self, attached: &Attached) -> Option<String> {
