@@ -22,7 +22,7 @@ const PASS_DEADLINE: Duration = Duration::from_millis(1500);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(30);
 
 /// What was seen.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Looked {
     pub(crate) view: View,
     /// `snapshot` or `proc`.

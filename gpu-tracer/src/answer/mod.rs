@@ -99,7 +99,7 @@ fn tell_idle(question: &Question, report: &Report) {
 }
 
 /// The report for what a daemon has seen, without memory figures.
-pub(crate) fn report(devices: &Devices, looked: &Looked, roles: &Roles, cost: Cost) -> Report {
+pub(crate) fn report(devices: &Devices, looked: Looked, roles: &Roles, cost: Cost) -> Report {
     let nvml = NvmlAnswer::without_figures(NvmlStatus::Absent(String::new()));
     let mut report = assemble::report(devices, looked, &nvml, roles, &Clock::now());
     report.cost = cost;
@@ -123,7 +123,7 @@ fn by_ourselves(question: &Question) -> anyhow::Result<Report> {
     let looked = looked.context("cannot look at this host")?;
     let clock = Clock::now();
     let cost = Cost { load_ms: milliseconds(loaded - started), look_ms, looks: looked.looks };
-    let mut report = assemble::report(&devices, &looked, &nvml, &question.roles, &clock);
+    let mut report = assemble::report(&devices, looked, &nvml, &question.roles, &clock);
     report.cost = cost;
     selected::narrow(&mut report, &selection);
     Ok(report)

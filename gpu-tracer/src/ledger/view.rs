@@ -194,7 +194,7 @@ impl Ledger {
     }
 
     fn holder_view(&self, holder: &HolderEntry) -> HolderView {
-        let held = holder.held.iter().filter_map(|(id, ways)| {
+        let files = holder.held.iter().filter_map(|(id, ways)| {
             let file = self.files.get(*id)?;
             let held_by = file.holder(holder.process);
             Some(HeldFile {
@@ -210,7 +210,9 @@ impl Ledger {
                 since_ns: held_by.map_or(0, |held| held.since_ns),
             })
         });
-        let held: Vec<HeldFile> = held.collect();
+        // A filter cannot tell how many there are going to be, and a vector that grows leaves holes in the heap.
+        let mut held: Vec<HeldFile> = Vec::with_capacity(holder.held.len());
+        held.extend(files);
         HolderView {
             closing: self.closing(holder.process, &held),
             process: holder.process,
