@@ -21,9 +21,9 @@ use super::protocol::{self, Ending, Report, Verdict};
 const BOOT_OPTIONS: &str =
     "console=ttyS0 panic=-1 oops=panic no_timer_check quiet loglevel=4 mitigations=off";
 
-/// How long the guest may take until it reports for the first time. An idle machine needs 15 s, one with other work a
-/// minute.
-const BOOT: Duration = Duration::from_secs(180);
+/// How long the guest may take until it reports for the first time. An idle machine needs 15 s, one with much other work
+/// three minutes.
+const BOOT: Duration = Duration::from_secs(300);
 
 /// How long it may take to power off after its last word.
 const POWER_OFF: Duration = Duration::from_secs(15);
