@@ -57,7 +57,7 @@ pub(super) fn measure(workspace: &Workspace, subject: &Subject) -> Result<()> {
         println!("kprobes: not measured: {why}");
         return Ok(());
     }
-    let inside = in_guest()?;
+    let inside = in_guest(subject.arguments.dev)?;
     let outside = natively(workspace, subject)?;
     let of = |costs: &Costs, plan: &str, what| {
         let cost = costs.get(&(plan.to_owned(), what)).copied();
@@ -106,9 +106,10 @@ pub(super) fn measure(workspace: &Workspace, subject: &Subject) -> Result<()> {
 }
 
 /// The figures of a guest. It is run as anybody would run it, and what it prints is read.
-fn in_guest() -> Result<Costs> {
+fn in_guest(dev: bool) -> Result<Costs> {
     let mut command = Command::new(std::env::current_exe().context("this program has no path")?);
-    command.args(["vm", "--kernel", "6.12", "--driver", "--count", "--", "sh", "-c"]).arg(script());
+    command.args(["vm", "--kernel", "6.12", "--driver", "--count"]).args(dev.then_some("--dev"));
+    command.args(["--", "sh", "-c"]).arg(script());
     let output = command.stderr(Stdio::inherit()).output().context("cannot run `cargo xtask vm`")?;
     let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
@@ -133,7 +134,7 @@ fn in_guest() -> Result<Costs> {
 
 /// The same things on this machine, which has no such driver: the stand-in of other benchmarks is opened.
 fn natively(workspace: &Workspace, subject: &Subject) -> Result<Costs> {
-    let client = client(workspace)?;
+    let client = client(workspace, subject.arguments.dev)?;
     let stage = Stage::set_up()?;
     let mut costs = Costs::new();
     for plan in ["none", "lean"] {
@@ -146,10 +147,12 @@ fn natively(workspace: &Workspace, subject: &Subject) -> Result<Costs> {
 }
 
 /// The program that the guest runs, for this machine.
-fn client(workspace: &Workspace) -> Result<PathBuf> {
-    let arguments = ["build", "--release", "--package", "gpu-tracer-tests", "--bin", "driver-client"];
+fn client(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
+    let (profile, folder) = if dev { ("dev", "debug") } else { ("release", "release") };
+    let arguments =
+        ["build", "--profile", profile, "--package", "gpu-tracer-tests", "--bin", "driver-client"];
     child::run(child::cargo().current_dir(workspace.root()).args(arguments))?;
-    Ok(workspace.root().join("target/release/driver-client"))
+    Ok(workspace.root().join("target").join(folder).join("driver-client"))
 }
 
 fn figure(client: &Path, arguments: &[&str]) -> Result<f64> {
