@@ -30,12 +30,14 @@ const OTHER: &str = "/dev/zero";
 const PAIR: &str = "open+close of the driver's device";
 const OTHER_PAIR: &str = "open+close of another device";
 const CALL: &str = "getppid";
+/// The same code in every kernel, and no device: nobody's hooks are in its way.
+const FILE: &str = "eventfd+close";
 const TOUCH: &str = "the hook of plan lean at an open";
 
 /// What the guest runs: lines of plan, what, ns (which are instructions there).
 fn script() -> String {
     let measure = format!(
-        "measure() {{ for what in 'pairs {PAIRS} {DEVICE}' 'pairs {PAIRS} {OTHER}' 'calls {CALLS}'; do \
+        "measure() {{ for what in 'pairs {PAIRS} {DEVICE}' 'pairs {PAIRS} {OTHER}' 'calls {CALLS}' 'events {CALLS}'; do \
          echo cost $1 $what = $(driver-client $what); done; }}"
     );
     let daemon = "gpu-tracer run --plan $plan --config /dev/null --socket /tmp/b/s --state-dir /tmp/b/$plan \
@@ -64,7 +66,7 @@ pub(super) fn measure(workspace: &Workspace, subject: &Subject) -> Result<()> {
         cost.with_context(|| format!("nothing was measured of {what} with plan {plan}"))
     };
     let mut rows = Vec::new();
-    for what in [PAIR, OTHER_PAIR, CALL] {
+    for what in [PAIR, OTHER_PAIR, FILE, CALL] {
         let [none, lean, full] = ["none", "lean", "full"].map(|plan| of(&inside, plan, what));
         let (none, lean, full) = (none?, lean?, full?);
         let shown = [none, lean, full, full - lean].map(|cost| format!("{cost:.0}"));
@@ -77,7 +79,7 @@ pub(super) fn measure(workspace: &Workspace, subject: &Subject) -> Result<()> {
         |costs: &Costs, what| Ok::<f64, anyhow::Error>(of(costs, "lean", what)? - of(costs, "none", what)?);
     let yardsticks = [
         (CALL, of(&inside, "none", CALL)?, of(&outside, "none", CALL)?),
-        (OTHER_PAIR, of(&inside, "none", OTHER_PAIR)?, of(&outside, "none", OTHER_PAIR)?),
+        (FILE, of(&inside, "none", FILE)?, of(&outside, "none", FILE)?),
         (TOUCH, touched(&inside, PAIR)?, touched(&outside, OTHER_PAIR)?),
     ];
     let rows: Vec<Vec<String>> = yardsticks
@@ -124,6 +126,7 @@ fn in_guest(dev: bool) -> Result<Costs> {
         let what = match words[..] {
             [_, "pairs", _, DEVICE] => PAIR,
             [_, "pairs", ..] => OTHER_PAIR,
+            [_, "events", ..] => FILE,
             _ => CALL,
         };
         let cost = cost.trim().parse().with_context(|| format!("no figure: {line}"))?;
@@ -141,6 +144,7 @@ fn natively(workspace: &Workspace, subject: &Subject) -> Result<Costs> {
         let _daemon = if plan == "lean" { Some(Daemon::start(&subject.gpu_tracer, &stage)?) } else { None };
         let node = stage.node().to_string_lossy().into_owned();
         costs.insert((plan.to_owned(), OTHER_PAIR), figure(&client, &["pairs", PAIRS, &node])?);
+        costs.insert((plan.to_owned(), FILE), figure(&client, &["events", CALLS])?);
         costs.insert((plan.to_owned(), CALL), figure(&client, &["calls", CALLS])?);
     }
     Ok(costs)
