@@ -138,8 +138,7 @@ fn judge_all(seen: &Receiver<(Seen, Duration)>, core: &Outbox, busy: &AtomicBool
     for (seen, spent) in seen {
         let begun = cpu_time();
         let (taken_ns, files) = (seen.looked.view.taken_ns, seen.looked.view.files.len());
-        let verdicts = verdicts(&seen);
-        drop(seen);
+        let verdicts = verdicts(seen);
         if files > CROWD {
             memory::give_back();
         }
@@ -152,9 +151,8 @@ fn judge_all(seen: &Receiver<(Seen, Duration)>, core: &Outbox, busy: &AtomicBool
     }
 }
 
-fn verdicts(seen: &Seen) -> Vec<GivenVerdict> {
-    let report = answer::report(&seen.devices, &seen.looked, &seen.roles, seen.cost);
-    let given = answer::judge(report).gpus.into_iter().map(|gpu| GivenVerdict {
+fn verdicts(seen: Seen) -> Vec<GivenVerdict> {
+    let given = answer::judge(seen.into_report()).gpus.into_iter().map(|gpu| GivenVerdict {
         gpu: gpu.gpu,
         verdict: gpu.verdict.word(),
         status: gpu.verdict.exit_status() as u8,

@@ -32,7 +32,8 @@ impl Iterators {
         let taken_ns = boot_now();
         let counts = self.modules.begin();
         let mut missing = Vec::new();
-        let mut holds = Vec::new();
+        // And some more, so that a few that are new make no difference.
+        let mut holds = Vec::with_capacity(self.records + self.records / 8);
         self.want(devices)?;
         self.start(mode::DEVICES, |_| ())?;
         let mappings = self.begin_mappings()?;
@@ -42,6 +43,7 @@ impl Iterators {
         self.pass_rings(&mut holds, &mut missing)?;
         self.pass_carriers(&mut holds, &mut missing, within)?;
         let owners = self.pass_driver_pins(&mut holds)?;
+        self.records = holds.len();
         let holds = self.pass_file_mappings(holds)?;
         let (files, references) = holds.assemble(devices, self.task_files.is_some());
         let modules = self.modules.end(&counts, &owners, devices);

@@ -45,9 +45,8 @@ fn run(arguments: &[String]) -> Result<()> {
             Ok(())
         }
         ["calls", times] => {
-            // SAFETY: takes nothing and cannot fail. By number, lest a library keeps the answer.
             let call = || {
-                // SAFETY: takes nothing and has no effects.
+                // SAFETY: takes nothing and cannot fail. By number, lest a library keeps the answer.
                 unsafe { libc::syscall(libc::SYS_getppid) };
                 Ok(())
             };
