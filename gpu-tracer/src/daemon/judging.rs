@@ -73,7 +73,7 @@ impl Rhythm {
 pub(super) struct Judge {
     rhythm: Rhythm,
     /// `None`: nobody wants to know.
-    thread: Option<Sender<Seen>>,
+    thread: Option<Sender<(Seen, Duration)>>,
     busy: Arc<AtomicBool>,
     /// Processor time of the last judgement, ns.
     cost: Arc<AtomicU64>,
@@ -106,13 +106,12 @@ impl Judge {
         (!self.busy.load(Ordering::Relaxed)).then_some(due)
     }
 
-    /// Has this judged.
-    pub(super) fn judge(&mut self, now: Instant, changes: u64, held: bool, seen: Seen) {
-        self.rhythm.judged(now, changes, held);
+    /// Has this judged; it took the core so much processor time to say it.
+    fn judge(&mut self, seen: Seen, spent: Duration) {
         if let Some(thread) = &self.thread {
             self.busy.store(true, Ordering::Relaxed);
             // The thread ends only with the core.
-            let _ = thread.send(seen);
+            let _ = thread.send((seen, spent));
         }
     }
 }
@@ -127,22 +126,23 @@ impl Core {
     pub(super) fn judge_if_due(&mut self) {
         let now = Instant::now();
         if self.judgement_due(now).is_some_and(|due| now >= due) {
-            let (changes, held) = (self.counters.changes, !self.ledger.is_idle());
+            self.judge.rhythm.judged(now, self.counters.changes, !self.ledger.is_idle());
+            let begun = cpu_time();
             let seen = self.seen(Cost::default());
-            self.judge.judge(now, changes, held, seen);
+            self.judge.judge(seen, cpu_time().saturating_sub(begun));
         }
     }
 }
 
-fn judge_all(seen: &Receiver<Seen>, core: &Outbox, busy: &AtomicBool, cost: &AtomicU64) {
-    for seen in seen {
+fn judge_all(seen: &Receiver<(Seen, Duration)>, core: &Outbox, busy: &AtomicBool, cost: &AtomicU64) {
+    for (seen, spent) in seen {
         let begun = cpu_time();
         let (taken_ns, files) = (seen.looked.view.taken_ns, seen.looked.view.files.len());
         let verdicts = verdicts(seen);
         if files > CROWD {
             memory::give_back();
         }
-        let took = cpu_time().saturating_sub(begun);
+        let took = cpu_time().saturating_sub(begun) + spent;
         cost.store(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         busy.store(false, Ordering::Relaxed);
         if !core.send(Order::Judged(taken_ns, verdicts)) {
