@@ -27,7 +27,7 @@ load)
 	make_nodes
 	;;
 unload)
-	rmmod nvidia_uvm
+	[ ! -e /sys/module/nvidia_uvm ] || rmmod nvidia_uvm
 	rmmod nvidia
 	rm -rf /dev/nvidia*
 	;;

@@ -254,9 +254,13 @@ impl DriverHooks {
         own.or_else(|| self.loaded(MAIN_MODULE).filter(|_| !function.essential))
     }
 
+    /// Not one that is being unloaded: there is nothing to be hooked in it, nor anybody inside.
     fn loaded(&self, name: &'static str) -> Option<Loaded> {
-        let directory = fs::metadata(self.root.join("sys/module").join(name)).ok()?;
-        Some(Loaded { name, mark: directory.ino() })
+        let directory = self.root.join("sys/module").join(name);
+        let mark = fs::metadata(&directory).ok()?.ino();
+        // What is built into the kernel has no such file.
+        let is_going = fs::read(directory.join("initstate")).is_ok_and(|state| state.starts_with(b"going"));
+        (!is_going).then_some(Loaded { name, mark })
     }
 
     /// Is everything attached that tells a deferred release of this module from one that is done?
@@ -381,4 +385,24 @@ fn load_one(ebpf: &mut Ebpf, name: &'static str) -> Result<(&'static str, OwnedF
     program.load().map_err(refused)?;
     let descriptor = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
     descriptor.map(|descriptor| (name, descriptor)).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_that_is_being_unloaded_is_not_loaded() {
+        let root = tempfile::tempdir().unwrap();
+        let mut hooks = DriverHooks::not_asked();
+        hooks.root = root.path().to_owned();
+        assert_eq!(hooks.loaded("nvidia"), None);
+        let module = root.path().join("sys/module/nvidia");
+        fs::create_dir_all(&module).unwrap();
+        assert!(hooks.loaded("nvidia").is_some(), "built in");
+        for (state, is_loaded) in [("coming\n", true), ("live\n", true), ("going\n", false)] {
+            fs::write(module.join("initstate"), state).unwrap();
+            assert_eq!(hooks.loaded("nvidia").is_some(), is_loaded, "{state}");
+        }
+    }
 }
