@@ -113,7 +113,7 @@ pub(crate) fn identity(file: u64) -> u64 {
 
 /// References as the kernel counts them.
 #[inline(always)]
-fn references(file: u64) -> u64 {
+pub(crate) fn references(file: u64) -> u64 {
     if offset!(file_ref) != ABSENT {
         // `file_ref_t` holds references - 1; the top bits mark a dead or saturated count.
         match read::<u64>(file, offset!(file_ref)) {

@@ -14,7 +14,7 @@ use gpu_tracer_common::events::{
 use super::{account, comm_of, emit, head, now, task_ref, tracked};
 use crate::{
     access::{increment, offset, read},
-    holds::is_wanted,
+    holds::{is_wanted, references},
 };
 
 /// How often each process asked for each device lately.
@@ -79,6 +79,7 @@ fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
         table,
         hits,
         cgroup: cgroup_of(current),
+        file: file_being_opened(current).unwrap_or(0),
         comm: comm_of(current),
     })?;
     tracked
@@ -98,6 +99,50 @@ fn reserved_fd(files: u64) -> Option<u32> {
     let slots = read::<u64>(table, offset!(fdtable_fd))?;
     let file = read::<u64>(slots + u64::from(fd) * 8, 0)?;
     (file == 0).then_some(fd)
+}
+
+/// Words of the stack below an open's `nameidata` that are gone through: the frame of `path_openat` and those of the functions
+/// that it calls before it asks for permission, the first of which keeps the file for it.
+const STACK_WORDS: u64 = 96;
+/// So many of them are read at a time.
+const WORDS_AT_ONCE: usize = 8;
+
+/// The file that the device is being opened as: `path_openat` allocates it before it walks the path.
+///
+/// Nothing points to it but the stack of this task, where `nameidata` lies, too. Words below that are believed to be its
+/// address if what is there is a file with the credentials of this task, one reference and no inode: that holds for files
+/// that are being opened and for no others. `None` where there is none, as in `access(2)`, or more than one: what is left on
+/// the stack of calls before may be the address of a file that another thread is opening.
+#[inline(always)]
+fn file_being_opened(task: u64) -> Option<u64> {
+    let cred = read::<u64>(task, offset!(task_cred))?;
+    let nameidata = read::<u64>(task, offset!(task_nameidata)).filter(|at| *at != 0)?;
+    let mut found = 0;
+    for chunk in 0..STACK_WORDS / WORDS_AT_ONCE as u64 {
+        let from = nameidata - (chunk + 1) * (WORDS_AT_ONCE * 8) as u64;
+        let words = read::<[u64; WORDS_AT_ONCE]>(from, 0)?;
+        for word in words {
+            if word == found || !is_being_opened(word, cred) {
+                continue;
+            }
+            if found != 0 {
+                return None;
+            }
+            found = word;
+        }
+    }
+    (found != 0).then_some(found)
+}
+
+/// Is this the address of a file that somebody with these credentials is opening?
+#[inline(never)]
+fn is_being_opened(word: u64, cred: u64) -> bool {
+    // Addresses of the kernel are negative numbers.
+    word.cast_signed() < 0
+        && word & 7 == 0
+        && read::<u64>(word, offset!(file_cred)) == Some(cred)
+        && read::<u64>(word, offset!(file_inode)) == Some(0)
+        && references(word) == 1
 }
 
 /// Touches so far, and how many more of them, this one included, may be recorded in this window.

@@ -51,6 +51,8 @@ pub enum EventKind {
         access: Access,
         /// Where the descriptor will be, if it is an open and that could be told.
         slot: Option<Slot>,
+        /// The new file, if that could be told: it referred to nothing yet, so whatever was at its address before is gone.
+        file: Option<FileKey>,
         /// The name of the task at that moment.
         comm: RawText,
     },

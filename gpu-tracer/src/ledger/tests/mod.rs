@@ -90,7 +90,7 @@ fn touched(at_ns: u64, tgid: u32, device: DeviceNumber) -> Event {
     let access = Access { read: true, write: true };
     event(
         at_ns,
-        EventKind::DeviceTouched { task: leader(tgid), device, access, slot: None, comm: "python3".into() },
+        EventKind::DeviceTouched { task: leader(tgid), device, access, slot: None, file: None, comm: "python3".into() },
     )
 }
 
@@ -98,7 +98,7 @@ fn touched(at_ns: u64, tgid: u32, device: DeviceNumber) -> Event {
 fn opens(at_ns: u64, tgid: u32, device: DeviceNumber, fd: u32) -> Event {
     let (access, table) = (Access { read: true, write: true }, TableKey(u64::from(tgid)));
     let (task, slot, comm) = (leader(tgid), Some(Slot { table, fd }), "python3".into());
-    event(at_ns, EventKind::DeviceTouched { task, device, access, slot, comm })
+    event(at_ns, EventKind::DeviceTouched { task, device, access, slot, file: None, comm })
 }
 
 fn opened(at_ns: u64, tgid: u32, file: u64, device: DeviceNumber) -> Event {

@@ -136,7 +136,8 @@ impl Translator {
         }
         let slot = (record.table != 0 && record.fd != NO_FD)
             .then_some(Slot { table: TableKey(record.table), fd: record.fd });
-        Some(EventKind::DeviceTouched { task, device, access, slot, comm })
+        let file = (record.file != 0).then_some(FileKey(record.file));
+        Some(EventKind::DeviceTouched { task, device, access, slot, file, comm })
     }
 
     fn remember(&mut self, touched: Touched) {
@@ -182,6 +183,7 @@ impl Translator {
                     device: doubt.touched.device,
                     access: doubt.access,
                     slot: None,
+                    file: None,
                     comm: doubt.comm,
                 },
             });

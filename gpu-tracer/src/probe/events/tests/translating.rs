@@ -42,6 +42,7 @@ fn each_record_says_what_it_says() {
             device: GPU0,
             access: Access { read: true, write: true },
             slot: Some(Slot { table: TableKey(0xf00), fd: 7 }),
+            file: Some(FileKey(0xabc)),
             comm: comm(),
         },
         EventKind::Forked { parent: task, child, comm: comm() },
@@ -151,6 +152,7 @@ fn touches_that_were_only_counted_are_told_once_more_when_the_window_ends() {
         device: GPU0,
         access: Access { read: true, write: false },
         slot: None,
+        file: None,
         comm: "python3".into(),
     };
     assert_eq!(events, [Event { at_ns: due, kind }]);
