@@ -13,7 +13,7 @@ use gpu_tracer_common::events::{
 
 use super::{account, comm_of, emit, head, now, task_ref, tracked};
 use crate::{
-    access::{increment, offset, read},
+    access::{increment, offset, peek, read},
     holds::{is_wanted, references},
 };
 
@@ -56,6 +56,8 @@ fn on_touch(context: *mut c_void) -> i32 {
 fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
     // SAFETY: no arguments, no effects. (Its like that gives the ids is not to be had here before 6.10.)
     let current = unsafe { bpf_get_current_task() };
+    // First, while there is nothing else that the verifier would have to go through it for once more.
+    let file = file_being_opened(current).unwrap_or(0);
     let task = task_ref(current)?;
     let tracked = tracked::add(task.tgid, task.start_ns);
     let (hits, left) = hit(rdev, &task);
@@ -79,7 +81,7 @@ fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
         table,
         hits,
         cgroup: cgroup_of(current),
-        file: file_being_opened(current).unwrap_or(0),
+        file,
         comm: comm_of(current),
     })?;
     tracked
@@ -117,32 +119,31 @@ const WORDS_AT_ONCE: usize = 8;
 fn file_being_opened(task: u64) -> Option<u64> {
     let cred = read::<u64>(task, offset!(task_cred))?;
     let nameidata = read::<u64>(task, offset!(task_nameidata)).filter(|at| *at != 0)?;
-    let mut found = 0;
+    // What all that is found has in common, and all there is of it: the same where it is one address. So the verifier has
+    // nothing to tell apart that the next word depends on.
+    let (mut common, mut all) = (u64::MAX, 0);
     for chunk in 0..STACK_WORDS / WORDS_AT_ONCE as u64 {
         let from = nameidata - (chunk + 1) * (WORDS_AT_ONCE * 8) as u64;
-        let words = read::<[u64; WORDS_AT_ONCE]>(from, 0)?;
-        for word in words {
-            if word == found || !is_being_opened(word, cred) {
-                continue;
+        for word in read::<[u64; WORDS_AT_ONCE]>(from, 0)? {
+            if may_be_file(word) && is_being_opened(word, cred) {
+                common &= word;
+                all |= word;
             }
-            if found != 0 {
-                return None;
-            }
-            found = word;
         }
     }
-    (found != 0).then_some(found)
+    (all != 0 && common == all).then_some(all)
+}
+
+/// Addresses of the kernel are negative numbers.
+#[inline(always)]
+fn may_be_file(word: u64) -> bool {
+    word.cast_signed() < 0 && word & 7 == 0
 }
 
 /// Is this the address of a file that somebody with these credentials is opening?
-#[inline(never)]
+#[inline(always)]
 fn is_being_opened(word: u64, cred: u64) -> bool {
-    // Addresses of the kernel are negative numbers.
-    word.cast_signed() < 0
-        && word & 7 == 0
-        && read::<u64>(word, offset!(file_cred)) == Some(cred)
-        && read::<u64>(word, offset!(file_inode)) == Some(0)
-        && references(word) == 1
+    peek(word, offset!(file_cred)) == cred && peek(word, offset!(file_inode)) == 0 && references(word) == 1
 }
 
 /// Touches so far, and how many more of them, this one included, may be recorded in this window.
