@@ -1,6 +1,7 @@
 //! One file looked at, and the record of it.
 
 use aya_ebpf::{
+    helpers::generated::bpf_ktime_get_boot_ns,
     macros::map,
     maps::{Array, HashMap, RingBuf},
 };
@@ -72,6 +73,9 @@ pub(crate) struct Found {
 #[inline(always)]
 pub(crate) fn emit(found: &Found, file_kind: u32, file: u64, rdev: u32) -> Result<(), Full> {
     let count = references(file);
+    let identity = if file_kind == FILE_DEVICE { identity(file) } else { 0 };
+    // SAFETY: no arguments, no effects.
+    let seen_ns = unsafe { bpf_ktime_get_boot_ns() };
     let Some(mut slot) = HOLDS.reserve::<HoldRecord>(0) else { return Err(Full) };
     slot.write(HoldRecord {
         header: Header::new(found.kind),
@@ -83,7 +87,8 @@ pub(crate) fn emit(found: &Found, file_kind: u32, file: u64, rdev: u32) -> Resul
         by: found.by,
         at: found.at,
         end: found.end,
-        identity: if file_kind == FILE_DEVICE { identity(file) } else { 0 },
+        identity,
+        seen_ns,
     });
     slot.submit(BPF_RB_NO_WAKEUP);
     Ok(())

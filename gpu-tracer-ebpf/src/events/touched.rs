@@ -105,7 +105,7 @@ fn reserved_fd(files: u64) -> Option<u32> {
 
 /// Words of the stack below an open's `nameidata` that are gone through: the frame of `path_openat` and those of the functions
 /// that it calls before it asks for permission, the first of which keeps the file for it.
-const STACK_WORDS: u64 = 64;
+const STACK_WORDS: u64 = 128;
 /// So many of them are read at a time.
 const WORDS_AT_ONCE: usize = 8;
 

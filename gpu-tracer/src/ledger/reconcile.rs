@@ -1,5 +1,7 @@
 //! Taking over a snapshot.
 
+use std::borrow::Cow;
+
 use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
 use super::hash::Set;
@@ -14,7 +16,7 @@ use super::{Ledger, Looked};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::{Slot, TaskId};
 use crate::model::snapshot::Source;
-use crate::model::{ProcessId, Snapshot, Via};
+use crate::model::{FileKey, OpenFile, ProcessId, Snapshot, Via};
 
 /// Where a snapshot differed from what the ledger had believed, and where it contradicts itself; and what changed.
 ///
@@ -75,6 +77,7 @@ impl Ledger {
             self.drift.add(&drift);
             return drift;
         }
+        let snapshot = &*self.without_the_gone(snapshot);
         let resolved = resolve(snapshot);
         drift.dangling = resolved.dangling;
         let world = World::new(snapshot, &self.tgids(&resolved.holders));
@@ -93,6 +96,21 @@ impl Ledger {
         drift.changes.sort_by_key(|change| change.at_ns);
         self.drift.add(&drift);
         drift
+    }
+
+    /// Leaves out files that have been seen and whose address has been used for another one before the look was over.
+    fn without_the_gone<'a>(&self, snapshot: &'a Snapshot) -> Cow<'a, Snapshot> {
+        let is_gone =
+            |file: &OpenFile| file.seen_ns != 0 && self.touches.addresses.reused(file.key, file.seen_ns);
+        let gone: Set<FileKey> =
+            snapshot.files.iter().filter(|file| is_gone(file)).map(|file| file.key).collect();
+        if gone.is_empty() {
+            return Cow::Borrowed(snapshot);
+        }
+        let mut left = snapshot.clone();
+        left.files.retain(|file| !gone.contains(&file.key));
+        left.references.retain(|reference| !gone.contains(&reference.file));
+        Cow::Owned(left)
     }
 
     /// Thread-group ids of all processes whose tasks will be asked about.
@@ -159,7 +177,8 @@ impl Ledger {
         });
         for index in &new {
             let seen = &resolved.files[*index];
-            let file = FileRecord::new(seen.key, seen.device, FileState::Open, scene.taken_ns);
+            let born_ns = seen.seen_ns.max(scene.taken_ns);
+            let file = FileRecord::new(seen.key, seen.device, FileState::Open, born_ns);
             ids[*index] = self.files.insert(file);
         }
         for (id, seen) in ids.iter().zip(&resolved.files) {
@@ -195,7 +214,9 @@ impl Ledger {
                 let seen = &resolved.files[*index];
                 Fresh {
                     id: ids[*index],
+                    key: seen.key,
                     device: seen.device,
+                    seen_ns: seen.seen_ns.max(scene.taken_ns),
                     slots: resolved.vias(seen).filter_map(slot_of).collect(),
                     referrers: referrers(holding.of(*index)).collect(),
                     certain: certain(*index),
@@ -436,6 +457,7 @@ fn see<'a>(
     scene: &Scene<'_>,
 ) {
     file.seen_ns = Some(scene.taken_ns);
+    file.alive_ns = seen.seen_ns.max(scene.taken_ns);
     file.count = seen.count;
     if seen.identity != 0 {
         file.identity = seen.identity;

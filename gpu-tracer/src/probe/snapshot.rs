@@ -277,7 +277,7 @@ fn assemble(
             if !devices.contains(device) {
                 continue;
             }
-            files.push(OpenFile { key, device, count, identity: hold.identity });
+            files.push(OpenFile { key, device, count, identity: hold.identity, seen_ns: hold.seen_ns });
         }
         if let Some(via) = via(hold) {
             references.push(Reference { file: key, via });
@@ -291,7 +291,8 @@ fn assemble(
             // The iterator's own reference may be seen by the look at mappings as well, which goes on at the same time.
             let lowest = later.count.into_iter().chain(kept.count).min();
             let count = if counted_by_iterator { lowest } else { later.count };
-            *kept = OpenFile { count, ..later.clone() };
+            let seen_ns = later.seen_ns.max(kept.seen_ns);
+            *kept = OpenFile { count, seen_ns, ..later.clone() };
         }
         same
     });

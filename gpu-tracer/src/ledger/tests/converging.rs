@@ -74,6 +74,7 @@ fn small_world() -> impl Strategy<Value = Snapshot> {
             device: if ctl { CTL } else { GPU0 },
             count,
             identity,
+            seen_ns: 0,
         },
     );
     let reference = (1..9u64, small_via()).prop_map(|(file, via)| Reference { file: FileKey(file), via });

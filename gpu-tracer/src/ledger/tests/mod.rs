@@ -49,7 +49,7 @@ fn zombie(tgid: u32) -> Task {
 }
 
 fn device(key: u64, device: DeviceNumber, count: u64) -> OpenFile {
-    OpenFile { key: FileKey(key), device, count: Some(count), identity: 0 }
+    OpenFile { key: FileKey(key), device, count: Some(count), identity: 0, seen_ns: 0 }
 }
 
 fn fd(file: u64, table: u64, fd: u32) -> Reference {
