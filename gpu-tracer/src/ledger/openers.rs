@@ -162,8 +162,7 @@ impl Ledger {
         for ((process, device), mut files) in by_opener {
             let may_be = |touch: &&Touch| touch.device == device && touch.file.is_none();
             files.sort_unstable_by_key(|(lowest, file)| (lowest.unwrap_or(u32::MAX), file.id));
-            let touched: Vec<Touch> =
-                self.touches.of(process).filter(may_be).cloned().collect();
+            let touched: Vec<Touch> = self.touches.of(process).filter(may_be).cloned().collect();
             let alone =
                 files.len() == 1 && touched.iter().filter(|touch| touch.at_ns > window.early_ns).count() == 1;
             // What was asked for while the look went on may be of files that the next look shows.

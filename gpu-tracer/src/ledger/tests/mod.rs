@@ -1,5 +1,6 @@
 //! Facts about the ledger, stated on small worlds.
 
+mod addresses;
 mod converging;
 mod history;
 mod openers;
@@ -90,7 +91,14 @@ fn touched(at_ns: u64, tgid: u32, device: DeviceNumber) -> Event {
     let access = Access { read: true, write: true };
     event(
         at_ns,
-        EventKind::DeviceTouched { task: leader(tgid), device, access, slot: None, file: None, comm: "python3".into() },
+        EventKind::DeviceTouched {
+            task: leader(tgid),
+            device,
+            access,
+            slot: None,
+            file: None,
+            comm: "python3".into(),
+        },
     )
 }
 
