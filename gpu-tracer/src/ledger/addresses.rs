@@ -17,7 +17,7 @@ const TOUCHES_KEPT: usize = 4;
 pub(super) struct Addresses {
     /// In order of time.
     touches: Map<FileKey, Vec<Touch>>,
-    /// When each device was last touched without a file being told of.
+    /// When each device was last touched, or may have been, without a file being told of.
     without_file: Map<DeviceNumber, u64>,
     /// Touches up to this moment may be missing.
     doubted_ns: u64,
@@ -26,8 +26,7 @@ pub(super) struct Addresses {
 impl Addresses {
     pub(super) fn add(&mut self, touch: &Touch) {
         let Some(file) = touch.file else {
-            let last = self.without_file.entry(touch.device).or_default();
-            *last = touch.at_ns.max(*last);
+            self.lack(touch.device, touch.at_ns);
             return;
         };
         if self.touches.len() >= ADDRESSES_KEPT && !self.touches.contains_key(&file) {
@@ -41,6 +40,12 @@ impl Addresses {
         if known.len() > TOUCHES_KEPT {
             known.remove(0);
         }
+    }
+
+    /// This device may have been touched up to this moment without a file being told of.
+    pub(super) fn lack(&mut self, device: DeviceNumber, until_ns: u64) {
+        let last = self.without_file.entry(device).or_default();
+        *last = until_ns.max(*last);
     }
 
     fn forget_older_half(&mut self) {
@@ -62,10 +67,10 @@ impl Addresses {
         self.touches.is_empty()
     }
 
-    /// The touch that opened the file that was seen at this address at this moment, and is that certain?
-    pub(super) fn opened(&self, file: FileKey, seen_ns: u64) -> Option<(&Touch, bool)> {
+    /// The touch that opened the file of this device that was seen at this address at this moment, and is that certain?
+    pub(super) fn opened(&self, file: FileKey, device: DeviceNumber, seen_ns: u64) -> Option<(&Touch, bool)> {
         let touch = self.touches.get(&file)?.iter().rfind(|touch| touch.at_ns <= seen_ns)?;
-        Some((touch, touch.at_ns > self.doubted_ns))
+        (touch.device == device).then(|| (touch, !self.may_lack(device, touch.at_ns)))
     }
 
     /// Was a device opened at this address after this moment? Then what was there is gone.

@@ -20,10 +20,13 @@ impl Ledger {
         let mut changes = Vec::new();
         let at_ns = event.at_ns;
         match &event.kind {
-            EventKind::DeviceTouched { task, device, slot, file, comm, .. } => {
+            EventKind::DeviceTouched { task, device, slot, file, untold_until_ns, comm, .. } => {
                 self.meet(*task, at_ns, comm);
                 if let Some(file) = *file {
                     self.reused(at_ns, file, &mut changes);
+                }
+                if let Some(until_ns) = *untold_until_ns {
+                    self.touches.addresses.lack(*device, until_ns);
                 }
                 let (device, task, slot, file, comm) = (*device, *task, *slot, *file, comm.clone());
                 self.touches.add(Touch { at_ns, device, task, slot, file, comm });

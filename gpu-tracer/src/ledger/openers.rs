@@ -78,8 +78,12 @@ impl Ledger {
         }
         let (mut claims, mut left, mut told) = (Vec::new(), Vec::new(), Vec::new());
         for file in fresh {
-            if let Some((touch, certain)) = self.touches.addresses.opened(file.key, file.seen_ns) {
-                told.push((file, touch.clone(), if certain { Certainty::Exact } else { Certainty::Slot }));
+            let by_address = self.touches.addresses.opened(file.key, file.device, file.seen_ns);
+            // Where something may have been missed, the file may be a later one.
+            let by_address =
+                by_address.filter(|(touch, sure)| *sure || file.referrers.contains(&touch.task.process));
+            if let Some((touch, sure)) = by_address {
+                told.push((file, touch.clone(), if sure { Certainty::Exact } else { Certainty::Slot }));
                 continue;
             }
             // What was opened while the look went on may be in it or not.

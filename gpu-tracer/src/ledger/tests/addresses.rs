@@ -117,3 +117,31 @@ fn what_is_seen_first_when_its_opener_exits_has_an_exact_opener() {
     ledger.apply(&exiting(130_000, 10, 9, &[(1, 3)]));
     assert_eq!((ids(&ledger), openings(&ledger)), (vec![2], vec![Some((10, 110_000, true))]));
 }
+
+/// As [`opens_as`]; what the same process opens for a while after that is not told.
+fn opens_as_the_last_told(at_ns: u64, tgid: u32, fd: u32, address: u64) -> Event {
+    let mut event = opens_as(at_ns, tgid, fd, address);
+    if let EventKind::DeviceTouched { untold_until_ns, .. } = &mut event.kind {
+        *untold_until_ns = Some(at_ns + 10_000);
+    }
+    event
+}
+
+#[test]
+fn what_is_opened_while_not_every_touch_is_told_is_not_said_to_be_another_ones() {
+    let mut ledger = nothing_open();
+    ledger.apply(&opens_as(60_000, 10, 3, 1));
+    ledger.apply(&opens_as_the_last_told(61_000, 20, 7, 2));
+    // 10 has closed its file, and 20, untold, has opened one at the same address.
+    ledger.reconcile(&look(65_000, 66_000, &[(1, 20, 8), (2, 20, 7)]));
+    assert_eq!(openings(&ledger), [Some((20, 61_000, false)), None]);
+}
+
+#[test]
+fn while_not_every_touch_is_told_a_file_that_stays_in_its_slot_stays_the_same() {
+    let mut ledger = one_open();
+    ledger.apply(&opens_as_the_last_told(110_000, 20, 7, 2));
+    ledger.reconcile(&look(115_000, 116_000, &[(1, 10, 3), (2, 20, 7)]));
+    ledger.reconcile(&look(200_000, 201_000, &[(1, 10, 3), (2, 20, 7)]));
+    assert_eq!((ids(&ledger), openings(&ledger)[0]), (vec![1, 2], Some((10, 60_000, true))));
+}

@@ -107,6 +107,7 @@ fn small_event() -> impl Strategy<Value = Event> {
         access: Access::default(),
         slot,
         file,
+        untold_until_ns: None,
         comm,
     });
     let exiting = (id.clone(), any::<bool>(), any::<i32>(), prop::option::of(1..5u64), vec(held, 0..4))

@@ -97,6 +97,7 @@ fn touched(at_ns: u64, tgid: u32, device: DeviceNumber) -> Event {
             access,
             slot: None,
             file: None,
+            untold_until_ns: None,
             comm: "python3".into(),
         },
     )
@@ -106,7 +107,10 @@ fn touched(at_ns: u64, tgid: u32, device: DeviceNumber) -> Event {
 fn opens(at_ns: u64, tgid: u32, device: DeviceNumber, fd: u32) -> Event {
     let (access, table) = (Access { read: true, write: true }, TableKey(u64::from(tgid)));
     let (task, slot, comm) = (leader(tgid), Some(Slot { table, fd }), "python3".into());
-    event(at_ns, EventKind::DeviceTouched { task, device, access, slot, file: None, comm })
+    event(
+        at_ns,
+        EventKind::DeviceTouched { task, device, access, slot, file: None, untold_until_ns: None, comm },
+    )
 }
 
 fn opened(at_ns: u64, tgid: u32, file: u64, device: DeviceNumber) -> Event {

@@ -162,6 +162,7 @@ fn a_file_that_moved_to_a_new_holder_who_opens_something_else_is_still_the_same(
             access: Access::default(),
             slot: Some(Slot { table: TableKey(200), fd: 4 }),
             file: None,
+            untold_until_ns: None,
             comm: "python3".into(),
         },
     ));
@@ -239,6 +240,7 @@ fn a_file_first_heard_of_when_one_exits_was_opened_by_whoever_shares_the_table_a
             access: Access::default(),
             slot,
             file: None,
+            untold_until_ns: None,
             comm: "python3".into(),
         };
         event(at_ns, kind)
