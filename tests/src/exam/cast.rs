@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::model::{Entry, Id, Mapped, Model, Object};
+use super::model::{Entry, Id, Mapped, Model, Object, Sharing};
 use super::moment;
 use super::step::{Kind, Step, pick};
 use crate::harness::Device;
@@ -34,8 +34,12 @@ pub struct Cast {
     pub family: BTreeSet<u32>,
     /// What was done, in words.
     pub log: Vec<String>,
-    workers: BTreeMap<Id, Worker>,
-    nodes: Vec<(PathBuf, String)>,
+    pub(super) workers: BTreeMap<Id, Worker>,
+    pub(super) nodes: Vec<(PathBuf, String)>,
+    /// Processes whose root is the directory of the nodes.
+    pub(super) rooted: BTreeSet<Id>,
+    /// Tasks of processes that share memory: they can close and end, and no more.
+    bare: BTreeSet<Id>,
     first: Id,
     most_processes: usize,
 }
@@ -58,6 +62,8 @@ impl Cast {
             log: Vec::new(),
             workers: BTreeMap::from([(first, worker)]),
             nodes: device.nodes().map(|(path, name)| (path.to_owned(), name.to_owned())).collect(),
+            rooted: BTreeSet::new(),
+            bare: BTreeSet::new(),
             first,
             most_processes,
         })
@@ -85,11 +91,15 @@ impl Cast {
         let tasks: Vec<Id> = self.model.tasks.keys().copied().collect();
         let task = pick(&tasks, step.choice[0]).context("the first worker never ends")?;
         self.model.next_step();
+        if self.bare.contains(&task) && !matches!(step.kind, Kind::Close | Kind::Exit | Kind::Kill) {
+            return Ok(false);
+        }
         let done = match step.kind {
             Kind::Open | Kind::Dup | Kind::Dup2 | Kind::Close | Kind::Take => self.on_descriptors(task, step),
             Kind::Map | Kind::Unmap | Kind::Split | Kind::Remap => self.on_mappings(task, step),
             Kind::SocketPair | Kind::Send | Kind::Receive | Kind::Drop => self.on_sockets(task, step),
-            Kind::Fork | Kind::ShareTable | Kind::Thread => self.make(task, step.kind),
+            Kind::Fork | Kind::ShareTable | Kind::ShareMemory | Kind::Thread => self.make(task, step),
+            Kind::Rename | Kind::ChangeRoot | Kind::Namespace => self.move_to(task, step),
             Kind::Unshare | Kind::Exec | Kind::EndThread | Kind::Exit | Kind::Kill => {
                 self.change(task, step.kind)
             }
@@ -97,11 +107,11 @@ impl Cast {
         done.with_context(|| format!("task {task} at {:?}", step.kind))
     }
 
-    fn worker(&self, task: Id) -> Result<&Worker> {
+    pub(super) fn worker(&self, task: Id) -> Result<&Worker> {
         self.workers.get(&task).with_context(|| format!("no worker plays task {task}"))
     }
 
-    fn note(&mut self, task: Id, what: &str) {
+    pub(super) fn note(&mut self, task: Id, what: &str) {
         let who = match self.workers.get(&task) {
             Some(worker) if worker.tid == worker.pid => format!("{}", worker.pid),
             Some(worker) => format!("{}/{}", worker.pid, worker.tid),
@@ -163,6 +173,7 @@ impl Cast {
     fn open(&mut self, task: Id, which: u64, how: u64) -> Result<String> {
         // Mostly the one that can be mapped.
         let (path, name) = self.nodes[if which.is_multiple_of(4) { self.nodes.len() - 1 } else { 0 }].clone();
+        let path = self.as_seen_by(task, path);
         let cloexec = how.is_multiple_of(2);
         let flags = libc::O_RDWR | if cloexec { libc::O_CLOEXEC } else { 0 };
         let begun = moment::now();
@@ -307,9 +318,9 @@ impl Cast {
         Ok(true)
     }
 
-    fn make(&mut self, task: Id, kind: Kind) -> Result<bool> {
-        if kind == Kind::Thread {
-            let process = self.model.tasks[&task].process;
+    fn make(&mut self, task: Id, step: &Step) -> Result<bool> {
+        let process = self.model.tasks[&task].process;
+        if step.kind == Kind::Thread {
             if self.model.tasks_of(process).len() >= MOST_TASKS {
                 return Ok(false);
             }
@@ -322,22 +333,36 @@ impl Cast {
         if self.model.processes.len() >= self.most_processes {
             return Ok(false);
         }
-        let sharing = kind == Kind::ShareTable;
-        let spawn = if sharing { Spawn::SharingTable } else { Spawn::Process };
-        let worker = self.worker(task)?.spawn(spawn)?;
-        self.note(
-            task,
-            &format!("{} = {}", if sharing { "clone(CLONE_FILES)" } else { "fork()" }, worker.pid),
-        );
+        let memory = step.kind == Kind::ShareMemory;
+        let table = step.kind == Kind::ShareTable || memory && step.choice[2].is_multiple_of(2);
+        let (spawn, how) = match (memory, table) {
+            (true, true) => (Spawn::SharingMemory { table }, "clone(CLONE_VM | CLONE_FILES)"),
+            (true, false) => (Spawn::SharingMemory { table }, "clone(CLONE_VM)"),
+            (false, true) => (Spawn::SharingTable, "clone(CLONE_FILES)"),
+            (false, false) => (Spawn::Process, "fork()"),
+        };
+        let maker = self.worker(task)?;
+        // It goes on with the thread-local storage of its maker, and only a leader's stays for as long as the memory.
+        if memory && maker.tid != maker.pid {
+            return Ok(false);
+        }
+        let worker = maker.spawn(spawn)?;
+        self.note(task, &format!("{how} = {}", worker.pid));
         self.family.insert(worker.pid);
-        let child = self.model.fork(task, worker.pid, sharing);
+        let child = self.model.fork(task, worker.pid, Sharing { table, memory });
         self.workers.insert(child, worker);
+        if memory {
+            self.bare.insert(child);
+        }
+        if self.rooted.contains(&process) {
+            self.rooted.insert(self.model.tasks[&child].process);
+        }
         Ok(true)
     }
 
     fn change(&mut self, task: Id, kind: Kind) -> Result<bool> {
         let process = self.model.tasks[&task].process;
-        if self.model.tasks.get(&self.first).is_some_and(|first| first.process == process) {
+        if self.is_first(process) {
             return Ok(false);
         }
         match kind {
@@ -346,6 +371,8 @@ impl Cast {
                 self.note(task, "unshare(CLONE_FILES)");
                 self.model.unshare(task);
             }
+            // Below another root there is no program that could be executed.
+            Kind::Exec if self.rooted.contains(&process) => return Ok(false),
             Kind::Exec => {
                 self.note(task, "execve()");
                 self.worker(task)?.exec()?;
@@ -375,6 +402,11 @@ impl Cast {
             }
         }
         Ok(true)
+    }
+
+    /// Is it the one that all others descend from, and that never ends?
+    pub(super) fn is_first(&self, process: Id) -> bool {
+        self.model.tasks.get(&self.first).is_some_and(|first| first.process == process)
     }
 
     fn bury(&mut self, process: Id) {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::model::{Expected, ExpectedFile};
+use super::expected::{Expected, ExpectedFile};
 use super::numbers::Numbers;
 use crate::harness::{Answer, HeldFile, Missing};
 use crate::truth::Counts;
@@ -79,6 +79,11 @@ fn take_lingering(shown: &mut BTreeMap<u64, Shown<'_>>) -> Vec<String> {
 }
 
 fn compare_holders(expected: &Expected, answer: &Answer, family: &BTreeSet<u32>, found: &mut Vec<String>) {
+    for holder in &answer.report.holders {
+        if let Some(name) = expected.names.get(&holder.pid).filter(|name| **name != holder.comm) {
+            found.push(format!("process {} is called {:?}, should be {name:?}", holder.pid, holder.comm));
+        }
+    }
     let mut totals: BTreeMap<u32, BTreeMap<String, (Counts, BTreeSet<u64>)>> = BTreeMap::new();
     for holder in answer.report.holders.iter().filter(|holder| family.contains(&holder.pid)) {
         for device in &holder.devices {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::compare::{self, Differences};
-use super::model::Expected;
+use super::expected::Expected;
 use super::numbers::Numbers;
 use crate::harness::{Answer, Daemon, Device, Tracer};
 
