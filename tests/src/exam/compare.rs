@@ -133,7 +133,7 @@ fn words(devices: Option<&BTreeMap<String, Counts>>) -> String {
     parts.join("; ")
 }
 
-/// The files that processes of the family refer to or have opened, by number, with who refers to them.
+/// The files that processes of the family refer to, or have opened and nobody refers to, by number, with who refers to them.
 fn files_of<'a>(answer: &'a Answer, family: &BTreeSet<u32>) -> BTreeMap<u64, Shown<'a>> {
     let mut referrers: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
     for holder in &answer.report.holders {
@@ -141,9 +141,10 @@ fn files_of<'a>(answer: &'a Answer, family: &BTreeSet<u32>) -> BTreeMap<u64, Sho
             referrers.entry(*file).or_default().insert(holder.pid);
         }
     }
+    // Who opened it counts only where nobody holds it: a PID of ours may have been somebody else's before.
     let is_ours = |file: &HeldFile, pids: &BTreeSet<u32>| {
         pids.iter().any(|pid| family.contains(pid))
-            || file.opener.as_ref().is_some_and(|opener| family.contains(&opener.pid))
+            || pids.is_empty() && file.opener.as_ref().is_some_and(|opener| family.contains(&opener.pid))
     };
     answer
         .report
