@@ -72,6 +72,11 @@ pub const KIND_DEFERRED: u16 = 45;
 /// [`DriverRecord`]: the driver's release, or what it had left to a kernel thread, is done.
 pub const KIND_RELEASED: u16 = 46;
 
+/// [`DriverRecord`]: the driver's mmap of a file has succeeded.
+pub const KIND_MAPPED: u16 = 47;
+/// [`EventHead`]: a system call that may change who refers to what. `detail` = one of [`call_class`].
+pub const KIND_CALLED: u16 = 48;
+
 /// `detail` of a [`TouchRecord`].
 pub mod access_bits {
     /// To read.
@@ -210,18 +215,16 @@ pub struct DriverRecord {
     pub head: EventHead,
     /// `struct file`. Where what was deferred is done this is the address of another file, if of any.
     pub file: u64,
-    /// As `HoldRecord::identity`; 0 when the file may be gone.
-    pub identity: u64,
     /// [`Call::work`]; 0 where nothing was or can be deferred.
     pub work: u64,
     /// Device number, kernel encoding.
     pub rdev: u32,
     /// What the driver's open returned: 0, or a negative errno.
     pub result: i32,
-    /// Name of the task.
+    /// Name of the task, where it opens.
     pub comm: [u8; 16],
 }
-const _: () = assert!(size_of::<DriverRecord>() == 80);
+const _: () = assert!(size_of::<DriverRecord>() == 72);
 
 /// `detail` of an [`ExitRecord`].
 pub mod exit_bits {
@@ -301,8 +304,10 @@ pub struct Tracked {
     pub window_ns: u64,
     /// Signals, renames and execs in that window.
     pub in_window: u64,
+    /// When a system call of it was told last, ns.
+    pub called_ns: u64,
 }
-const _: () = assert!(size_of::<Tracked>() == 24);
+const _: () = assert!(size_of::<Tracked>() == 32);
 
 /// Pairs of process and device in `TOUCHES`.
 pub const MAX_TOUCHES: u32 = 4096;
@@ -340,15 +345,17 @@ pub const TOUCHES_PER_WINDOW: u64 = 64;
 /// Signals, renames and execs of one process that are recorded in a window. The others are counted.
 pub const CHATTER_PER_WINDOW: u64 = 64;
 
-/// Calls into the driver that `CALLS` can hold: one for each task that is in its open or its release.
+/// Elements of `OPENS` and of `RELEASES`, by the low bits of a thread id; a power of two.
+pub const CALL_SLOTS: u32 = 2048;
+/// Calls into the driver that `CALLS` can hold: what finds no place in the former, and calls of other kinds.
 pub const MAX_CALLS: u32 = 4096;
-/// Closes that `DEFERRED` and `UNTOLD` can hold.
+/// Closes that `DEFERRED` and `TOLD` can hold.
 pub const MAX_DEFERRED: u32 = 1024;
 /// Processes whose budget is in `SPENT`.
 pub const MAX_SPENT: u32 = 1024;
-/// Opens and releases of one process that are recorded in a window; to end with a thousand handles is ordinary. The
+/// Opens, mmaps and releases of one process that are recorded in a window; to end with a thousand handles is ordinary. The
 /// others are counted.
-pub const CALLS_PER_WINDOW: u64 = 2048;
+pub const CALLS_PER_WINDOW: u64 = 1024;
 
 /// Key of `CALLS`.
 #[repr(C)]
@@ -369,10 +376,12 @@ pub mod calls {
     pub const RELEASE: u32 = 1;
     /// Of a kernel thread: what a release has left to it.
     pub const WORK: u32 = 2;
+    /// Its mmap.
+    pub const MAP: u32 = 3;
 }
 
-/// Value of `CALLS`: a call that has not returned. Value of `DEFERRED`, whose key is [`Call::work`]: a release that may
-/// have been left, or has been, to a kernel thread.
+/// Value of `CALLS`: a call that has not returned. Value of `DEFERRED`, whose key is [`Call::work`]: a release that has been left
+/// to a kernel thread which has not begun with it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Call {
@@ -390,10 +399,65 @@ pub struct Call {
     pub tid: u32,
     /// Device number, kernel encoding.
     pub rdev: u32,
-    /// 0.
-    pub _padding: u32,
+    /// 0 if the process has used up its budget: of this call nothing is told.
+    pub told: u32,
 }
 const _: () = assert!(size_of::<Call>() == 48);
+
+/// Element of `OPENS` and `RELEASES`: what a task does in the driver, without a search. Of tasks whose ids have the same low bits
+/// one has it, and the others are in `CALLS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallSlot {
+    /// Who wants it adds one and has it if that makes it one. Who has it, or has not got it, takes that away again.
+    pub claims: u32,
+    /// Who has it, by thread id; 0 for nobody.
+    pub tid: u32,
+    /// What it does.
+    pub call: Call,
+}
+const _: () = assert!(size_of::<CallSlot>() == 56);
+
+/// Entries of `CALL_CLASSES`, by the number of a system call: in the low bits what it can do, as an architecture's own
+/// programs number it.
+pub mod call_class {
+    /// Nothing to files of others.
+    pub const NONE: u8 = 0;
+    /// Closes the descriptor that is its first argument.
+    pub const CLOSE: u8 = 1;
+    /// Duplicates the descriptor that is its first argument.
+    pub const DUP: u8 = 2;
+    /// Likewise, onto the descriptor that is its second, which it closes.
+    pub const DUP_ONTO: u8 = 3;
+    /// `fcntl(2)`: duplicates its first argument where the second says so.
+    pub const FCNTL: u8 = 4;
+    /// Maps the descriptor that is its fifth argument.
+    pub const MAP: u8 = 5;
+    /// Sends the message that is its second argument.
+    pub const SEND: u8 = 6;
+    /// Receives the message that is its second argument.
+    pub const RECEIVE: u8 = 7;
+    /// Receives several messages.
+    pub const RECEIVE_MANY: u8 = 8;
+    /// Returns a descriptor that it takes from another process.
+    pub const TAKE: u8 = 9;
+    /// Anything: no argument tells.
+    pub const ANY: u8 = 10;
+    /// The bits of the above.
+    pub const OWN: u8 = 0x0f;
+    /// The call of this number of 32-bit programs can do something. What, nobody asks.
+    pub const OF_COMPAT: u8 = 0x80;
+}
+
+/// Length of `CALL_CLASSES`; a power of two. No architecture has a call with a greater number.
+pub const CALL_NUMBERS: usize = 512;
+/// Elements of `CALLING`, by the low bits of a thread id; a power of two.
+pub const CALLING_SLOTS: u32 = 32_768;
+/// A call that is known to concern a device is told if none of that process was told for so long, ns: the look that follows
+/// is no sooner.
+pub const CALLS_APART_NS: u64 = 5_000_000;
+/// The same for one that may concern a device.
+pub const VAGUE_CALLS_APART_NS: u64 = 100_000_000;
 
 /// Value of `SPENT`, whose key is the tgid.
 #[repr(C)]
@@ -401,7 +465,7 @@ const _: () = assert!(size_of::<Call>() == 48);
 pub struct Spent {
     /// Begin of the current window, ns.
     pub window_ns: u64,
-    /// Records in that window.
+    /// Calls in that window.
     pub in_window: u64,
 }
 const _: () = assert!(size_of::<Spent>() == 16);

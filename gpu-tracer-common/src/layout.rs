@@ -6,6 +6,9 @@
 /// A field that this kernel does not have.
 pub const ABSENT: u32 = u32::MAX;
 
+/// Bytes of a `struct file` that the programs copy at most.
+pub const FILE_COPY: usize = 256;
+
 /// Byte offsets of the fields that the programs read; [`ABSENT`] where this kernel has no such field.
 ///
 /// Names are `STRUCT_FIELD`.
@@ -62,6 +65,9 @@ pub struct KernelLayout {
     pub inode_mode: u32,
     pub inode_rdev: u32,
     pub inode_ino: u32,
+    pub inode_cdev: u32,
+    pub cdev_owner: u32,
+    pub file_operations_owner: u32,
     pub vma_file: u32,
     pub vma_start: u32,
     pub vma_end: u32,
@@ -70,6 +76,8 @@ pub struct KernelLayout {
     pub mm_tree_root: u32,
     /// Before 6.1.
     pub mm_list: u32,
+    /// `highest_vm_end`, before 6.1.
+    pub mm_highest_end: u32,
     /// Before 6.1.
     pub vma_next: u32,
     /// `shared.rb`: the node in the mapping's tree.
@@ -82,7 +90,6 @@ pub struct KernelLayout {
     pub sock_state: u32,
     pub sock_node: u32,
     pub sock_socket: u32,
-    pub sock_receive_queue_next: u32,
     pub sock_receive_queue: u32,
     pub socket_file: u32,
     pub unix_nr_fds: u32,
@@ -110,6 +117,9 @@ pub struct KernelLayout {
     pub files_count: u32,
     pub files_next_fd: u32,
     pub file_operations_flush: u32,
+    /// Bytes from the beginning of a `struct file` in which all fields above lie; [`ABSENT`] where that is more than
+    /// [`FILE_COPY`].
+    pub file_span: u32,
     pub inode_sb: u32,
     pub super_block_magic: u32,
     pub task_exit_code: u32,
@@ -129,5 +139,16 @@ pub struct KernelLayout {
     pub exit_says_group_dead: u32,
     /// Non-zero where `mark_victim` passes a task and not a PID (6.8+).
     pub victim_is_task: u32,
+    /// `sk.__sk_common.skc_family`.
+    pub sock_family: u32,
+    pub socket_sk: u32,
+    /// Where the registers of a task in a system call have its first argument.
+    pub regs_argument0: u32,
+    pub regs_argument1: u32,
+    pub regs_argument4: u32,
+    /// The word of `task_struct.thread_info` in which [`Self::thread_compat`] is.
+    pub thread_word: u32,
+    /// Bits of it that say that the task is in a system call of a 32-bit program. Not an offset.
+    pub thread_compat: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 94 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 105 * 4);

@@ -9,4 +9,4 @@ pub mod layout;
 pub mod snapshot;
 
 /// Layout version, in the first word of every record. Changes when any layout changes.
-pub const LAYOUT: u16 = 2;
+pub const LAYOUT: u16 = 3;

@@ -28,7 +28,7 @@ impl Header {
 
 /// [`TaskRecord`].
 pub const KIND_TASK: u16 = 1;
-/// [`HoldRecord`]: a slot of an fd table. `by` = `files_struct`, `at` = fd.
+/// [`HoldRecord`]: a slot of an fd table. `by` = `files_struct`, `at` = fd, `end` = [`fd_bits`].
 pub const HOLD_FD: u16 = 2;
 /// [`HoldRecord`]: a mapping. `by` = `mm_struct`, `at` = first address, `end` = address after the last.
 pub const HOLD_MAP: u16 = 3;
@@ -43,6 +43,16 @@ pub const HOLD_DRIVER_PIN: u16 = 7;
 /// [`HoldRecord`]: a file remembered from earlier, as it is now. `by` = its `struct dentry`, `at` = references to that
 /// (`d_lockref.count`), 0 where it is no longer the dentry of the file's inode; `end` = [`check_bits`].
 pub const HOLD_CHECKED: u16 = 8;
+/// [`HoldRecord`]: the kernel modules that device file `file` keeps from being unloaded, as addresses of `struct module`, 0
+/// for none: `at` = that of its operations (`f_op->owner`), `end` = that of its device (`i_cdev->owner`).
+pub const HOLD_OWNERS: u16 = 9;
+
+/// `end` of a [`HOLD_FD`] record.
+pub mod fd_bits {
+    /// No module owns the file, and the driver holds no other on its behalf: a closer look would find neither
+    /// [`HOLD_DRIVER_PIN`](super::HOLD_DRIVER_PIN) nor [`HOLD_OWNERS`](super::HOLD_OWNERS).
+    pub const PLAIN: u64 = 1;
+}
 
 /// `end` of a [`HOLD_CHECKED`] record.
 pub mod check_bits {
@@ -185,7 +195,7 @@ pub struct Control {
     pub resume_table: u64,
     /// First slot not reported of that table.
     pub resume_slot: u64,
-    /// Queues that were longer than the programs follow.
+    /// Lists that were not followed to their end: longer than the programs follow, or changed all the while.
     pub truncated: u64,
     /// Next element of `SUBJECTS` to look at.
     pub subject: u32,

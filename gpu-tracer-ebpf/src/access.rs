@@ -54,6 +54,71 @@ pub(crate) fn peek(base: u64, offset: u32) -> u64 {
     value
 }
 
+/// Fields of one struct, wherever they are read.
+pub(crate) trait Fields {
+    /// Copy of the field at `offset`; `None` where it cannot be read or is absent.
+    fn get<T: Copy>(&self, offset: u32) -> Option<T>;
+}
+
+/// A struct where it is, at this address: each field is read by itself.
+#[derive(Clone, Copy)]
+pub(crate) struct InPlace(pub(crate) u64);
+
+impl Fields for InPlace {
+    #[inline(always)]
+    fn get<T: Copy>(&self, offset: u32) -> Option<T> {
+        read(self.0, offset)
+    }
+}
+
+/// Room for the beginning of a struct, in a map's value: one read brings all its fields, of the same moment.
+#[repr(C)]
+pub(crate) struct Copied<const WORDS: usize> {
+    words: [u64; WORDS],
+}
+
+impl<const WORDS: usize> Copied<WORDS> {
+    /// Copies the first `length` bytes of what is at `base`. False on a fault, and where there is no such length.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, base: u64, length: u32) -> bool {
+        if length as usize > size_of::<Self>() {
+            return false;
+        }
+        // SAFETY: the helper checks the source; there is room for `length` bytes.
+        unsafe { bpf_probe_read_kernel((&raw mut self.words).cast(), length, base as *const c_void) == 0 }
+    }
+}
+
+impl<const WORDS: usize> Fields for Copied<WORDS> {
+    #[inline(always)]
+    fn get<T: Copy>(&self, offset: u32) -> Option<T> {
+        if offset == ABSENT || offset as usize + size_of::<T>() > size_of::<Self>() {
+            return None;
+        }
+        let field = (&raw const self.words).cast::<u8>();
+        // SAFETY: it lies within the copy, and fields are aligned; only plain integers are read.
+        Some(unsafe { field.add(offset as usize).cast::<T>().read_volatile() })
+    }
+}
+
+/// How often a list is begun again that changed while it was followed.
+pub(crate) const MOST_ATTEMPTS: u32 = 16;
+
+/// In an element of a kernel's list (`hlist_node`, `sk_buff`, `vm_area_struct`) the pointer back lies behind the pointer on.
+const POINTER: u32 = 8;
+
+/// The element behind this one of a list that is followed without its lock.
+///
+/// `None` unless the element still points back to `before`, from where it was reached, or to the list's `head`: it has
+/// been taken out, and what it points to may be the end of nothing, freed, or in another list. `link` is where its
+/// pointer on is.
+#[inline(always)]
+pub(crate) fn next_in_list(element: u64, link: u32, before: u64, head: u64) -> Option<u64> {
+    let next = read::<u64>(element, link)?;
+    let back = read::<u64>(element, link + POINTER)?;
+    (back == before || back == head).then_some(next)
+}
+
 /// A typed load from a pointer that the verifier knows: checked against BTF at load time, no helper call.
 ///
 /// # Safety

@@ -13,7 +13,7 @@ use gpu_tracer_common::{
     },
 };
 
-use crate::access::{offset, read};
+use crate::access::{Fields, InPlace, offset, read};
 
 /// Records for the user side, drained after every read of an iterator. Nobody is woken.
 #[map]
@@ -39,8 +39,8 @@ static CARRIERS: HashMap<u64, u8> = HashMap::with_max_entries(65_536, BPF_F_NO_P
 /// Costs nothing until it is used, which is rarely.
 pub(crate) const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_RB_NO_WAKEUP: u64 = 1;
-const S_IFMT: u16 = 0o170_000;
-const S_IFCHR: u16 = 0o020_000;
+pub(crate) const S_IFMT: u16 = 0o170_000;
+pub(crate) const S_IFCHR: u16 = 0o020_000;
 const S_IFSOCK: u16 = 0o140_000;
 pub(crate) const FMODE_PATH: u32 = 0x4000;
 
@@ -72,8 +72,20 @@ pub(crate) struct Found {
 /// Appends one record.
 #[inline(always)]
 pub(crate) fn emit(found: &Found, file_kind: u32, file: u64, rdev: u32) -> Result<(), Full> {
-    let count = references(file);
-    let identity = if file_kind == FILE_DEVICE { identity(file) } else { 0 };
+    emit_read(&InPlace(file), found, file_kind, file, rdev)
+}
+
+/// The same, with the fields of the file from wherever they have been read.
+#[inline(always)]
+pub(crate) fn emit_read(
+    fields: &impl Fields,
+    found: &Found,
+    file_kind: u32,
+    file: u64,
+    rdev: u32,
+) -> Result<(), Full> {
+    let count = references(fields);
+    let identity = if file_kind == FILE_DEVICE { identity_of(fields) } else { 0 };
     // SAFETY: no arguments, no effects.
     let seen_ns = unsafe { bpf_ktime_get_boot_ns() };
     let Some(mut slot) = HOLDS.reserve::<HoldRecord>(0) else { return Err(Full) };
@@ -100,6 +112,11 @@ pub(crate) fn emit(found: &Found, file_kind: u32, file: u64, rdev: u32) -> Resul
 /// credentials are a copy that each process has for itself, and the file keeps them alive.
 #[inline(always)]
 pub(crate) fn identity(file: u64) -> u64 {
+    identity_of(&InPlace(file))
+}
+
+#[inline(always)]
+fn identity_of(file: &impl Fields) -> u64 {
     let parts = [
         offset!(file_inode),
         offset!(file_path_dentry),
@@ -109,7 +126,7 @@ pub(crate) fn identity(file: u64) -> u64 {
     ];
     let mut hash = 0_u64;
     for at in parts {
-        hash = (hash ^ read::<u64>(file, at).unwrap_or(0)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash = (hash ^ file.get::<u64>(at).unwrap_or(0)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         hash ^= hash >> 32;
     }
     // 0 stands for none.
@@ -118,16 +135,16 @@ pub(crate) fn identity(file: u64) -> u64 {
 
 /// References as the kernel counts them.
 #[inline(always)]
-pub(crate) fn references(file: u64) -> u64 {
+pub(crate) fn references(file: &impl Fields) -> u64 {
     if offset!(file_ref) != ABSENT {
         // `file_ref_t` holds references - 1; the top bits mark a dead or saturated count.
-        match read::<u64>(file, offset!(file_ref)) {
+        match file.get::<u64>(offset!(file_ref)) {
             Some(count) if count >> 62 == 0 => count + 1,
             Some(_) => 0,
             None => u64::MAX,
         }
     } else {
-        read::<u64>(file, offset!(file_count)).unwrap_or(u64::MAX)
+        file.get::<u64>(offset!(file_count)).unwrap_or(u64::MAX)
     }
 }
 
@@ -137,6 +154,14 @@ pub(crate) fn character_device(file: u64) -> Option<u32> {
     let inode = read::<u64>(file, offset!(file_inode))?;
     let mode = read::<u16>(inode, offset!(inode_mode))?;
     if mode & S_IFMT == S_IFCHR { read::<u32>(inode, offset!(inode_rdev)) } else { None }
+}
+
+/// Is this file a socket?
+#[inline(always)]
+pub(crate) fn is_socket(file: u64) -> bool {
+    let mode =
+        read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
+    mode.unwrap_or(0) & S_IFMT == S_IFSOCK
 }
 
 #[inline(always)]
@@ -191,9 +216,7 @@ pub(crate) fn may_be_of_interest(file: u64) -> bool {
 /// In-flight files may be sockets themselves, which may carry more.
 #[inline(always)]
 pub(crate) fn look_at_in_flight(file: u64, found: &Found) -> Result<(), Full> {
-    let mode =
-        read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
-    if mode.unwrap_or(0) & S_IFMT == S_IFSOCK {
+    if is_socket(file) {
         return emit(found, FILE_SOCKET, file, 0);
     }
     look_at_device(file, found).map(drop)
@@ -208,7 +231,7 @@ pub(crate) fn look_at_carrier(file: u64, found: &Found) -> Result<(), Full> {
 
 /// An io_uring can hold files in a table of its own; `rings.rs` looks into those that hold any.
 #[inline(always)]
-fn look_at_ring(file: u64, found: &Found) -> Result<(), Full> {
+pub(crate) fn look_at_ring(file: u64, found: &Found) -> Result<(), Full> {
     let Some(control) = control() else { return Ok(()) };
     if control.ring_fops == 0 || read::<u64>(file, offset!(file_op)) != Some(control.ring_fops) {
         return Ok(());

@@ -2,7 +2,8 @@
 //!
 //! There the mappings of an address space are in a list too. It is walked by reading pointers, without a lock and without
 //! a reference, and without `bpf_loop`, which came later: a part of the list in each run of the program, which then asks
-//! the kernel for the same task again.
+//! the kernel for the same task again. A list that changed at the place where the walk was is begun again; what changes all
+//! the time is counted as not seen to its end.
 
 use core::ffi::c_void;
 
@@ -10,8 +11,8 @@ use aya_ebpf::{macros::map, maps::Array};
 use gpu_tracer_common::snapshot::HOLD_MAP;
 
 use crate::{
-    access::{offset, read},
-    holds::{Found, Full, look_at_file, may_be_of_interest},
+    access::{MOST_ATTEMPTS, next_in_list, offset, read},
+    holds::{Found, Full, control, look_at_file, may_be_of_interest},
     mappings::{Space, space_to_show},
 };
 
@@ -25,6 +26,11 @@ struct Place {
     mm: u64,
     /// The mapping to look at next.
     vma: u64,
+    /// The one before it.
+    before: u64,
+    /// Times that the list was begun again.
+    attempts: u32,
+    padding: u32,
 }
 
 #[map]
@@ -49,12 +55,12 @@ fn walk_list(space: &Space) -> Result<(), Full> {
     unsafe {
         if (*place).mm != space.mm {
             (*place).mm = space.mm;
-            (*place).vma = read::<u64>(space.mm, offset!(mm_list)).unwrap_or(0);
+            (*place).attempts = 0;
+            begin_list(place);
         }
         for _ in 0..IN_ONE_RUN {
             let vma = (*place).vma;
-            // One that is being freed may belong to another address space by now.
-            if vma == 0 || read::<u64>(vma, offset!(vma_mm)) != Some(space.mm) {
+            if vma == 0 {
                 (*place).mm = 0;
                 return Ok(());
             }
@@ -69,8 +75,51 @@ fn walk_list(space: &Space) -> Result<(), Full> {
                 };
                 look_at_file(file, &found)?;
             }
-            (*place).vma = read::<u64>(vma, offset!(vma_next)).unwrap_or(0);
+            next_mapping(place);
         }
     }
     Err(Full)
+}
+
+/// # Safety
+/// `place` must be the element of [`MM_LIST`]; so below.
+#[inline(always)]
+unsafe fn begin_list(place: *mut Place) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        (*place).vma = read::<u64>((*place).mm, offset!(mm_list)).unwrap_or(0);
+        (*place).before = 0;
+    }
+}
+
+#[inline(always)]
+unsafe fn next_mapping(place: *mut Place) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let vma = (*place).vma;
+        // The first points back to none, wherever the walk came from.
+        let next = next_in_list(vma, offset!(vma_next), (*place).before, 0).filter(|next| {
+            // One that was freed may belong to another address space by now, and the last of those that are being
+            // unmapped points nowhere. Only that of the highest address is the end.
+            let is_end =
+                || read::<u64>(vma, offset!(vma_end)) == read::<u64>((*place).mm, offset!(mm_highest_end));
+            read::<u64>(vma, offset!(vma_mm)) == Some((*place).mm) && (*next != 0 || is_end())
+        });
+        match next {
+            Some(next) => {
+                (*place).before = vma;
+                (*place).vma = next;
+            }
+            None if (*place).attempts < MOST_ATTEMPTS => {
+                (*place).attempts += 1;
+                begin_list(place);
+            }
+            None => {
+                if let Some(control) = control() {
+                    control.truncated += 1;
+                }
+                (*place).vma = 0;
+            }
+        }
+    }
 }

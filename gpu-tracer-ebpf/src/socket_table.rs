@@ -1,8 +1,9 @@
 //! Descriptors in flight on kernels without `bpf_loop` (before 5.17), which for the most part have no `iter/unix` either.
 //!
 //! There one table has all unix sockets, of every network namespace. The user side knows where it is and lists its
-//! chains in `SUBJECTS`. A chain is followed by reading pointers, without its lock: a socket that is closed at that moment
-//! may cut the walk of its chain short.
+//! chains in `SUBJECTS`. A chain is followed by reading pointers, without its lock. Whenever it turns out that a socket was
+//! taken out of it meanwhile, or a message out of a queue, chain or queue are begun again; what changes all the time is
+//! counted as not seen to its end.
 
 use aya_ebpf::{macros::map, maps::Array};
 use gpu_tracer_common::snapshot::HOLD_IN_FLIGHT;
@@ -10,8 +11,8 @@ use gpu_tracer_common::snapshot::HOLD_IN_FLIGHT;
 use core::ffi::c_void;
 
 use crate::{
-    access::{offset, read},
-    holds::{Found, Full, look_at_in_flight},
+    access::{MOST_ATTEMPTS, next_in_list, offset, read},
+    holds::{Found, Full, control, look_at_in_flight},
     sockets::{End, look_at_connection},
     subjects::next_subject,
 };
@@ -26,8 +27,12 @@ struct Place {
     chain: u64,
     /// The socket's node in it; 0 at its end.
     node: u64,
+    /// The node before it, or the chain.
+    before: u64,
     /// The message at hand; 0: the socket's queue has not been begun.
     buffer: u64,
+    /// The message before it, or the queue.
+    before_buffer: u64,
     /// The queue itself: where its list ends.
     head: u64,
     by: u64,
@@ -35,6 +40,10 @@ struct Place {
     /// Descriptors of the message that are done.
     files: u32,
     listening: u32,
+    /// Times that the chain was begun again.
+    attempts: u32,
+    /// Times that the socket's queue was.
+    attempts_at_queue: u32,
 }
 
 #[map]
@@ -53,8 +62,8 @@ fn walk_chain(chain: u64) -> Result<(), Full> {
     unsafe {
         if (*place).chain != chain {
             (*place).chain = chain;
-            (*place).node = read::<u64>(chain, 0).unwrap_or(0);
-            (*place).buffer = 0;
+            (*place).attempts = 0;
+            begin_chain(place);
         }
         for _ in 0..IN_ONE_RUN {
             if (*place).node == 0 {
@@ -76,11 +85,44 @@ fn walk_chain(chain: u64) -> Result<(), Full> {
 /// # Safety
 /// `place` must be the element of [`SOCKET_CHAIN`]; so below.
 #[inline(always)]
-unsafe fn next_socket(place: *mut Place) {
-    // SAFETY: the caller's promise. The next node is the first member of a node.
+unsafe fn begin_chain(place: *mut Place) {
+    // SAFETY: the caller's promise.
     unsafe {
-        (*place).node = read::<u64>((*place).node, 0).unwrap_or(0);
+        (*place).node = read::<u64>((*place).chain, 0).unwrap_or(0);
+        (*place).before = (*place).chain;
         (*place).buffer = 0;
+        (*place).attempts_at_queue = 0;
+    }
+}
+
+#[inline(always)]
+unsafe fn next_socket(place: *mut Place) {
+    // SAFETY: the caller's promise. The pointer on is the first member of a node.
+    unsafe {
+        match next_in_list((*place).node, 0, (*place).before, (*place).chain) {
+            Some(next) => {
+                (*place).before = (*place).node;
+                (*place).node = next;
+                (*place).buffer = 0;
+                (*place).attempts_at_queue = 0;
+            }
+            // It was closed, or bound and so put into another chain.
+            None if (*place).attempts < MOST_ATTEMPTS => {
+                (*place).attempts += 1;
+                begin_chain(place);
+            }
+            None => {
+                count_truncated();
+                (*place).node = 0;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn count_truncated() {
+    if let Some(control) = control() {
+        control.truncated += 1;
     }
 }
 
@@ -91,13 +133,16 @@ unsafe fn begin_queue(place: *mut Place) {
     unsafe {
         let socket = (*place).node.wrapping_sub(u64::from(offset!(sock_node)));
         let Some(end) = End::of_interest(socket) else { return next_socket(place) };
-        (*place).buffer = read::<u64>(socket, offset!(sock_receive_queue_next)).unwrap_or(0);
         (*place).head = socket + u64::from(offset!(sock_receive_queue));
+        // The pointer to the first message is the first member of a queue.
+        (*place).buffer = read::<u64>((*place).head, 0).unwrap_or(0);
+        (*place).before_buffer = (*place).head;
         (*place).by = end.by;
         (*place).inode = end.inode;
         (*place).listening = u32::from(end.listening);
         (*place).files = 0;
         if (*place).buffer == 0 {
+            // Only in memory that is no socket any more.
             next_socket(place);
         }
     }
@@ -123,7 +168,21 @@ unsafe fn look_at_message(place: *mut Place) -> Result<(), Full> {
             return Ok(());
         }
         (*place).files = 0;
-        (*place).buffer = read::<u64>(buffer, offset!(skb_next)).unwrap_or((*place).head);
+        match next_in_list(buffer, offset!(skb_next), (*place).before_buffer, (*place).head) {
+            Some(next) => {
+                (*place).before_buffer = buffer;
+                (*place).buffer = next;
+            }
+            // A receiver has taken it.
+            None if (*place).attempts_at_queue < MOST_ATTEMPTS => {
+                (*place).attempts_at_queue += 1;
+                (*place).buffer = 0;
+            }
+            None => {
+                count_truncated();
+                (*place).buffer = (*place).head;
+            }
+        }
     }
     Ok(())
 }

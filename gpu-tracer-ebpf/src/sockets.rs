@@ -9,7 +9,7 @@ use aya_ebpf::{helpers::generated::bpf_loop, macros::map, maps::PerCpuArray};
 use gpu_tracer_common::snapshot::{FILE_SOCKET, HOLD_IN_FLIGHT, HOLD_UNACCEPTED};
 
 use crate::{
-    access::{offset, read},
+    access::{MOST_ATTEMPTS, next_in_list, offset, read},
     holds::{Found, Full, control, emit, look_at_in_flight},
     tasks::IterMeta,
 };
@@ -32,6 +32,8 @@ const MAX_FILES: u32 = 253;
 struct Queue {
     /// The message at hand.
     buffer: u64,
+    /// The message before it, or the queue.
+    before: u64,
     /// The queue itself: where its list ends.
     head: u64,
     by: u64,
@@ -42,6 +44,9 @@ struct Queue {
     listening: u32,
     full: u32,
     done: u32,
+    /// Times that the queue was begun again because messages were taken out of it.
+    attempts: u32,
+    padding: u32,
 }
 
 #[map]
@@ -95,8 +100,9 @@ fn try_iter_sockets(socket: u64) -> Result<(), Full> {
     // SAFETY: the only element of a per-CPU array; this program does not nest. The callback has the signature `bpf_loop`
     // wants.
     let (full, done) = unsafe {
-        (*queue).buffer = read::<u64>(socket, offset!(sock_receive_queue_next)).unwrap_or(0);
         (*queue).head = socket + u64::from(offset!(sock_receive_queue));
+        begin_queue(queue);
+        (*queue).attempts = 0;
         (*queue).by = end.by;
         (*queue).inode = end.inode;
         (*queue).listening = u32::from(end.listening);
@@ -114,6 +120,18 @@ fn try_iter_sockets(socket: u64) -> Result<(), Full> {
         control.truncated += 1;
     }
     Ok(())
+}
+
+/// # Safety
+/// `queue` must be the element of [`QUEUE`]; so below.
+#[inline(always)]
+unsafe fn begin_queue(queue: *mut Queue) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // The pointer to the first message is the first member of a queue.
+        (*queue).buffer = read::<u64>((*queue).head, 0).unwrap_or(0);
+        (*queue).before = (*queue).head;
+    }
 }
 
 #[inline(never)]
@@ -136,7 +154,18 @@ unsafe extern "C" fn walk_message(_: u32, _: *mut c_void) -> i64 {
         if (*queue).full != 0 {
             return 1;
         }
-        (*queue).buffer = read::<u64>(buffer, offset!(skb_next)).unwrap_or(0);
+        match next_in_list(buffer, offset!(skb_next), (*queue).before, (*queue).head) {
+            Some(next) => {
+                (*queue).before = buffer;
+                (*queue).buffer = next;
+            }
+            // A receiver has taken it.
+            None if (*queue).attempts < MOST_ATTEMPTS => {
+                (*queue).attempts += 1;
+                begin_queue(queue);
+            }
+            None => return 1,
+        }
     }
     0
 }
@@ -154,7 +183,7 @@ pub(crate) fn look_at_connection(buffer: u64, by: u64, at: u64) -> Result<(), Fu
 /// A message that may carry descriptors.
 ///
 /// # Safety
-/// `queue` must be the element of [`QUEUE`].
+/// As [`begin_queue`].
 #[inline(always)]
 unsafe fn look_at_message(queue: *mut Queue, buffer: u64) {
     let list = read::<u64>(buffer, offset!(skb_unix_fp)).unwrap_or(0);

@@ -14,7 +14,7 @@ use aya_ebpf::{
 };
 use gpu_tracer_common::{
     layout::ABSENT,
-    snapshot::{FILE_DEVICE, HOLD_DRIVER_PIN, HOLD_IO_URING, HOLD_MAP, MAX_SUBJECTS},
+    snapshot::{FILE_DEVICE, HOLD_DRIVER_PIN, HOLD_IO_URING, HOLD_MAP, HOLD_OWNERS, MAX_SUBJECTS},
 };
 
 use crate::{
@@ -102,22 +102,30 @@ macro_rules! all_subjects {
 }
 pub(crate) use all_subjects;
 
+const NVIDIA_MAJOR: u32 = 195;
+const UVM_TYPE_BITS: u64 = 7;
+const UVM_TYPE_MM: u64 = 3;
+
+/// Can [`look_at_driver_pin`] find anything in a file of this device with this `private_data`?
+#[inline(always)]
+pub(crate) fn may_pin(rdev: u32, private: u64) -> bool {
+    private != 0 && (rdev >> 20 == NVIDIA_MAJOR || private & UVM_TYPE_BITS == UVM_TYPE_MM)
+}
+
 /// NVIDIA's driver lets one file hold another without any descriptor: a device file its control file
 /// (`nv_file_private_t.ctl_nvfp_priv`), a UVM "MM" file its VA-space file (tagged `private_data`).
 ///
 /// Layouts differ by driver series, so each guess must prove itself before it is believed.
 #[inline(always)]
 fn look_at_driver_pin(file: u64) -> Result<(), Full> {
-    const NVIDIA_MAJOR: u32 = 195;
     const NVIDIACTL: u32 = (NVIDIA_MAJOR << 20) | 255;
     /// `ctl_nvfp` and `ctl_nvfp_priv`: 545 and later; 470 to 535.
     const CONTROL_FILE_AT: [(u32, u32); 2] = [(88, 96), (80, 88)];
-    const UVM_TYPE_BITS: u64 = 7;
-    const UVM_TYPE_MM: u64 = 3;
 
     let Some(rdev) = character_device(file) else { return Ok(()) };
+    say_owners(file, rdev)?;
     let private = read::<u64>(file, offset!(file_private_data)).unwrap_or(0);
-    if private == 0 {
+    if !may_pin(rdev, private) {
         return Ok(());
     }
     let pin = Found { kind: HOLD_DRIVER_PIN, tid: 0, by: file, at: 0, end: 0 };
@@ -132,13 +140,38 @@ fn look_at_driver_pin(file: u64) -> Result<(), Full> {
                 return emit(&pin, FILE_DEVICE, pinned, NVIDIACTL);
             }
         }
-    } else if private & UVM_TYPE_BITS == UVM_TYPE_MM {
+    } else {
         let pinned = private & !UVM_TYPE_BITS;
         if pinned != file && character_device(pinned) == Some(rdev) {
             return emit(&pin, FILE_DEVICE, pinned, rdev);
         }
     }
     Ok(())
+}
+
+/// The module of these `file_operations`; 0 for none.
+#[inline(always)]
+pub(crate) fn owner_of_operations(operations: u64) -> u64 {
+    read::<u64>(operations, offset!(file_operations_owner)).unwrap_or(0)
+}
+
+/// The module of the device that this inode is a node of; 0 for none.
+#[inline(always)]
+pub(crate) fn owner_of_device(inode: u64) -> u64 {
+    let device = read::<u64>(inode, offset!(inode_cdev)).unwrap_or(0);
+    read::<u64>(device, offset!(cdev_owner)).unwrap_or(0)
+}
+
+/// An open file takes a reference to the module of its operations, and another to that of its device where the driver
+/// names one (`chrdev_open`). The kernel's count of these shows whether all files have been found.
+#[inline(always)]
+fn say_owners(file: u64, rdev: u32) -> Result<(), Full> {
+    let at = owner_of_operations(read::<u64>(file, offset!(file_op)).unwrap_or(0));
+    let end = owner_of_device(read::<u64>(file, offset!(file_inode)).unwrap_or(0));
+    if at == 0 && end == 0 {
+        return Ok(());
+    }
+    emit(&Found { kind: HOLD_OWNERS, tid: 0, by: 0, at, end }, FILE_DEVICE, file, rdev)
 }
 
 /// Mappings of a file found from the file's side: also those in an address space that no task has any more.

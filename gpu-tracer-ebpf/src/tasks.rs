@@ -13,13 +13,17 @@ use aya_ebpf::{
     maps::{HashMap, PerCpuArray},
 };
 use gpu_tracer_common::{
-    layout::ABSENT,
-    snapshot::{HOLD_FD, Header, KIND_TASK, TaskRecord, mode, task_bits},
+    layout::{ABSENT, FILE_COPY},
+    snapshot::{FILE_DEVICE, HOLD_FD, Header, KIND_TASK, TaskRecord, fd_bits, mode, task_bits},
 };
 
 use crate::{
-    access::{field, offset, read},
-    holds::{BPF_F_NO_PREALLOC, Found, Full, control, look_at_carrier, look_at_file},
+    access::{Copied, Fields as _, field, offset, read},
+    holds::{
+        BPF_F_NO_PREALLOC, FMODE_PATH, Found, Full, S_IFCHR, S_IFMT, control, emit_read, is_wanted,
+        look_at_carrier, look_at_file, look_at_ring,
+    },
+    subjects::{may_pin, owner_of_device, owner_of_operations},
 };
 
 #[repr(C)]
@@ -44,6 +48,20 @@ static SHOWN: HashMap<u64, u64> = HashMap::with_max_entries(16_384, BPF_F_NO_PRE
 struct Walk {
     /// One word's worth of file pointers.
     slots: [u64; SLOTS_PER_WORD],
+    /// The file looked at.
+    copy: Copied<FILE_WORDS>,
+    /// The last inode met in this run, and what it is. It is not freed before the run ends, for that is a read-side critical
+    /// section of RCU.
+    inode: u64,
+    kind: u32,
+    rdev: u32,
+    /// It is of a device that is looked for.
+    wanted: u64,
+    /// Then: does a module own the device?
+    device_owner: u64,
+    /// The operations of the last file of such a device, and does a module own them?
+    operations: u64,
+    operations_owner: u64,
     files: u64,
     fds: u64,
     open: u64,
@@ -58,6 +76,7 @@ struct Walk {
 #[map]
 static WALK: PerCpuArray<Walk> = PerCpuArray::with_max_entries(1, 0);
 
+const FILE_WORDS: usize = FILE_COPY / 8;
 const SLOTS_PER_WORD: usize = 64;
 /// `sysctl_nr_open` cannot exceed this.
 const MAX_FDS: u32 = 1 << 30;
@@ -221,6 +240,9 @@ fn walk_table(files: u64, tid: u32, pass: u32) -> Result<(), Full> {
         (*walk).first_word = first_word;
         (*walk).pass = pass;
         (*walk).full = 0;
+        (*walk).inode = 0;
+        (*walk).wanted = 0;
+        (*walk).operations = 0;
         bpf_loop(words, walk_word as *mut c_void, core::ptr::null_mut(), 0);
         if (*walk).full != 0 {
             return Err(Full);
@@ -267,8 +289,14 @@ unsafe extern "C" fn walk_slot(slot: u32, _: *mut c_void) -> i64 {
     if file == 0 {
         return 0;
     }
-    let looked =
-        if pass == mode::CARRIERS { look_at_carrier(file, &found) } else { look_at_file(file, &found) };
+    let looked = if pass == mode::CARRIERS {
+        look_at_carrier(file, &found)
+    } else if offset!(file_span) == ABSENT {
+        look_at_file(file, &found)
+    } else {
+        // SAFETY: as above.
+        look_at_descriptor(unsafe { &mut *walk }, file, found)
+    };
     if looked.is_ok() {
         return 0;
     }
@@ -279,6 +307,50 @@ unsafe extern "C" fn walk_slot(slot: u32, _: *mut c_void) -> i64 {
         control.resume_slot = found.at;
     }
     1
+}
+
+/// The same as [`look_at_file`] with as few reads as can be: a process may have ten thousand files of one device.
+#[inline(always)]
+fn look_at_descriptor(walk: &mut Walk, file: u64, mut found: Found) -> Result<(), Full> {
+    // After one of a device there are mostly more.
+    let copied = walk.wanted != 0 && walk.copy.take(file, offset!(file_span));
+    let inode =
+        if copied { walk.copy.get::<u64>(offset!(file_inode)) } else { read(file, offset!(file_inode)) };
+    let inode = inode.unwrap_or(0);
+    if inode != walk.inode {
+        let Some(mode) = read::<u16>(inode, offset!(inode_mode)) else { return Ok(()) };
+        walk.inode = inode;
+        walk.kind = u32::from(mode & S_IFMT);
+        walk.rdev = read::<u32>(inode, offset!(inode_rdev)).unwrap_or(0);
+        walk.wanted = u64::from(mode & S_IFMT == S_IFCHR && is_wanted(walk.rdev));
+        if walk.wanted != 0 {
+            walk.device_owner = owner_of_device(inode);
+        }
+    }
+    if walk.wanted == 0 {
+        // As in `look_at_file`.
+        return if inode != 0 && walk.kind == 0 { look_at_ring(file, &found) } else { Ok(()) };
+    }
+    if !copied {
+        let is_same = walk.copy.take(file, offset!(file_span))
+            && walk.copy.get::<u64>(offset!(file_inode)) == Some(inode);
+        if !is_same {
+            return look_at_file(file, &found);
+        }
+    }
+    if walk.copy.get::<u32>(offset!(file_mode)).unwrap_or(0) & FMODE_PATH != 0 {
+        return Ok(());
+    }
+    let operations = walk.copy.get::<u64>(offset!(file_op)).unwrap_or(0);
+    if operations != walk.operations {
+        walk.operations = operations;
+        walk.operations_owner = owner_of_operations(operations);
+    }
+    let private = walk.copy.get::<u64>(offset!(file_private_data)).unwrap_or(0);
+    if walk.device_owner | walk.operations_owner == 0 && !may_pin(walk.rdev, private) {
+        found.end = fd_bits::PLAIN;
+    }
+    emit_read(&walk.copy, &found, FILE_DEVICE, file, walk.rdev)
 }
 
 #[inline(always)]

@@ -105,6 +105,19 @@ static int set_gpu_memory(const char *knob, const char *minor_word, const char *
 	return !strcmp(knob, "leak") ? rm_set_leak(minor, mib) : rm_set_baseline(minor, mib);
 }
 
+/* A reference to this module that is no open file's. */
+static atomic_t kernel_client = ATOMIC_INIT(0);
+
+static void set_kernel_client(bool on)
+{
+	if (atomic_xchg(&kernel_client, on) == on)
+		return;
+	if (on)
+		__module_get(THIS_MODULE);
+	else
+		module_put(THIS_MODULE);
+}
+
 static int run_words(char **words, unsigned int count)
 {
 	u32 minor;
@@ -115,6 +128,7 @@ static int run_words(char **words, unsigned int count)
 	}
 	if (count == 1 && !strcmp(words[0], "clear")) {
 		WRITE_ONCE(standin_memory_waits, false);
+		set_kernel_client(false);
 		standin_clear_points();
 		return 0;
 	}
@@ -124,6 +138,12 @@ static int run_words(char **words, unsigned int count)
 		if (strcmp(words[1], "on") && strcmp(words[1], "off"))
 			return -EINVAL;
 		WRITE_ONCE(standin_memory_waits, !strcmp(words[1], "on"));
+		return 0;
+	}
+	if (count == 2 && !strcmp(words[0], "kernel-client")) {
+		if (strcmp(words[1], "on") && strcmp(words[1], "off"))
+			return -EINVAL;
+		set_kernel_client(!strcmp(words[1], "on"));
 		return 0;
 	}
 	if (count == 3 && (!strcmp(words[0], "leak") || !strcmp(words[0], "baseline")))
@@ -188,6 +208,8 @@ static int control_show(struct seq_file *out, void *unused)
 	}
 	if (READ_ONCE(standin_memory_waits))
 		seq_puts(out, "memory-waits on\n");
+	if (atomic_read(&kernel_client))
+		seq_puts(out, "kernel-client on\n");
 	return 0;
 }
 

@@ -1,5 +1,8 @@
 //! The driver's own functions followed by kprobes: SCENARIOS B14 and B17, in a guest with the stand-in driver.
 
+#[path = "vm_driver/half_a_minute.rs"]
+mod half_a_minute;
+
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -55,6 +58,13 @@ impl Holding {
 
     fn pid(&self) -> u32 {
         self.0.id()
+    }
+
+    /// Has it do what `driver-client hold` does at such a line.
+    fn tell(&self, what: &str) {
+        use std::io::Write as _;
+        let mut input = self.0.stdin.as_ref().expect("piped");
+        writeln!(input, "{what}").expect("it reads");
     }
 
     /// SIGKILL, and not waited for.
@@ -139,6 +149,13 @@ fn check_blocked_release(mode: &str, state: &str, frames: &[&str]) {
     for frame in frames {
         assert!(stuck.stack.iter().any(|function| function.contains(frame)), "{:?}", stuck.stack);
     }
+    let why = daemon.run_with("why", &[], &[]);
+    let why = String::from_utf8_lossy(&why.out).into_owned();
+    let (right, wrong) = match state {
+        "R" => (format!("Task {pid} runs in the GPU driver"), "waits"),
+        _ => (format!("Task {pid} waits in the GPU driver"), "runs"),
+    };
+    assert!(why.contains(&right) && !why.contains(&format!("Task {pid} {wrong}")), "{why}");
     // It stays so, however often and late somebody asks.
     let end = Instant::now() + Duration::from_secs(2);
     while Instant::now() < end {
@@ -227,6 +244,62 @@ fn an_open_that_blocks_in_the_driver_is_told_before_there_is_any_descriptor() {
     let opened = line(&mut watch, "opened", DEVICE);
     assert_eq!((opened["exact"].as_bool(), &opened["file"]), (Some(true), &opening["file"]), "{opened}");
     let answer = answer_with_state(&daemon, DEVICE, "open");
+    assert_eq!(holder(&answer, process.pid()).devices[0].fds, 1, "{}", answer.text);
+}
+
+#[test]
+fn a_mapping_is_told_to_the_moment_with_who_made_it() {
+    let Some(_knobs) = standin_driver() else { return };
+    let daemon = daemon();
+    let mut watch = daemon.watch();
+    let process = Holding::open(&[DEVICE]);
+    let pid = process.pid();
+    line(&mut watch, "opened", DEVICE);
+    // Everything that an open asks to be looked at has been by then.
+    std::thread::sleep(Duration::from_secs(2));
+    let before_ns = boot_ns();
+    process.tell("map");
+    let mapped = line(&mut watch, "mapped", DEVICE);
+    let at_ns = mapped["at_ns"].as_u64().expect("a time");
+    assert_eq!(
+        (mapped["exact"].as_bool(), mapped["process"]["pid"].as_u64()),
+        (Some(true), Some(pid.into()))
+    );
+    assert!(at_ns >= before_ns && at_ns <= boot_ns(), "{mapped}");
+    let answer = daemon.holders();
+    let held = &holder(&answer, pid).devices[0];
+    assert_eq!((held.fds, held.maps), (1, 1), "{}", answer.text);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(told_of(&mut watch, "mapped"), 1, "told once");
+}
+
+/// How often this was told of the device; what is on its way is awaited.
+fn told_of(watch: &mut Watch, what: &str) -> usize {
+    // What comes after it says that it has come.
+    let _mark = Holding::open(&["nvidia5"]);
+    line(watch, "opened", "nvidia5");
+    watch.told.iter().filter(|line| line["what"] == what && line["device"] == DEVICE).count()
+}
+
+#[test]
+fn an_open_that_was_in_progress_before_anybody_followed_the_driver_is_not_overlooked() {
+    let Some(_knobs) = standin_driver() else { return };
+    driver::tell("open 3 block").expect("the driver listens");
+    let process = Holding::start(&[DEVICE]);
+    let waits = || proc::state(process.pid(), process.pid()).expect("/proc can be read") == Some('D');
+    eventually("a task that waits in the open", SOON, || waits().then_some(()));
+    let of_it = |answer: &Answer| {
+        let missing = answer.report.coverage.missing.iter();
+        missing
+            .filter(|missing| missing.what == "opening" && missing.why.contains(&process.pid().to_string()))
+            .count()
+    };
+    let daemon = daemon();
+    let answer = daemon.holders();
+    assert_eq!((of_it(&answer), answer.status), (1, 3), "{}", answer.text);
+    driver::tell("clear").expect("the driver listens");
+    let answer = answer_with_state(&daemon, DEVICE, "open");
+    assert_eq!(of_it(&answer), 0, "{}", answer.text);
     assert_eq!(holder(&answer, process.pid()).devices[0].fds, 1, "{}", answer.text);
 }
 

@@ -7,28 +7,38 @@
 
 export PATH=/opt/gpu-tracer/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/root TERM=dumb LC_ALL=C
+# systemd may be the first process instead, and has made the system then; this is run by a unit.
+if [ $$ = 1 ]; then under_systemd=no; else under_systemd=yes; fi
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root /var /mnt
 /bin/busybox --install -s /bin 2>/dev/null
 
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs devtmpfs /dev
-mkdir -p /dev/pts /dev/shm
-mount -t devpts devpts /dev/pts
-mount -t tmpfs tmpfs /dev/shm
-mount -t tmpfs tmpfs /tmp
-mount -t tmpfs tmpfs /run
-ln -sf /run /var/run
-ln -sf /tmp /var/tmp
-mount -t tracefs tracefs /sys/kernel/tracing
-mount -t bpf bpf /sys/fs/bpf
-mount -t cgroup2 cgroup2 /sys/fs/cgroup
-ln -sf /proc/self/fd /dev/fd
-ip link set lo up
-hostname guest
+make_system() {
+	mount -t proc proc /proc
+	mount -t sysfs sysfs /sys
+	mount -t devtmpfs devtmpfs /dev
+	mkdir -p /dev/pts /dev/shm
+	mount -t devpts devpts /dev/pts
+	mount -t tmpfs tmpfs /dev/shm
+	mount -t tmpfs tmpfs /tmp
+	mount -t tmpfs tmpfs /run
+	ln -sf /run /var/run
+	ln -sf /tmp /var/tmp
+	mount -t tracefs tracefs /sys/kernel/tracing
+	mount -t bpf bpf /sys/fs/bpf
+	mount -t cgroup2 cgroup2 /sys/fs/cgroup
+	ln -sf /proc/self/fd /dev/fd
+	ip link set lo up
+	hostname guest
+}
 
+[ $under_systemd = yes ] || make_system
 . /vm/plan
 . /vm/environment
+# Which boot with the same disk this is.
+stage=1
+for word in $(cat /proc/cmdline); do
+	case $word in gpu_tracer.stage=*) stage=${word#*=} ;; esac
+done
 stty -F /dev/ttyS1 raw -echo cols 160 rows 50
 exec 3>/dev/ttyS1
 
@@ -48,7 +58,7 @@ use_standin_driver() {
 	standin-driver load
 }
 
-while read -r module; do
+[ $under_systemd = yes ] || while read -r module; do
 	insmod "/vm/modules/$module" || echo "cannot load $module" >&3
 done </vm/modules/order
 
@@ -192,23 +202,61 @@ count() {
 	grep -c "^$1$" /run/endings
 }
 
+# What outlives a boot: the tests of vm_reboot whose names begin with the number of this boot, then, while the power is
+# cut, the one that begins with cut_ and this number. Each boot asks for the next as long as there are tests for it.
+run_boot() {
+	tests=/opt/gpu-tracer/tests/vm_reboot
+	disk=/dev/nvme0n1
+	list_tests $tests | grep "::boot_${stage}_" >/run/list
+	[ -s /run/list ] && [ -b $disk ] || return 0
+	[ $stage != 1 ] || mkfs.ext4 -q -F $disk
+	mkdir -p /disk
+	mount -t ext4 $disk /disk || run_test 0 vm_reboot::the_disk_can_be_mounted false
+	export GPU_TRACER_DISK=/disk
+	run_listed /run/list 1
+	! list_tests $tests | grep -q "::boot_$((stage + 1))_" || report again $((stage + 1))
+	list_tests $tests | grep "::cut_${stage}_" >/run/list
+	while read -r name program test; do
+		# It says when; in a minute at the latest.
+		"$program" --exact "$test" --nocapture </dev/null >/run/output.0 2>&1 &
+		timeout 60 sh -c 'until [ -e /run/cut ]; do sleep 0.1; done'
+		status=$?
+		ending=ok
+		[ $status = 0 ] || ending=failed
+		tell 0 $ending 0 "$name"
+		cut=yes
+	done </run/list
+}
+
 run_suite() {
 	mkdir /run/tests
 	: >/run/endings
 	watch_tests &
+	if [ $under_systemd = yes ]; then
+		use_standin_driver >/run/loading 2>&1 || run_test 0 standin-driver::loads sh -c 'cat /run/loading; exit 1'
+		list_tests /opt/gpu-tracer/tests/vm_systemd >/run/list
+		run_listed /run/list 1
+	else
+		if [ $stage = 1 ]; then run_all; fi
+		run_boot
+	fi
+	status=0
+	[ "$(count failed)" = 0 ] || status=1
+}
+
+run_all() {
 	others=$(ls /opt/gpu-tracer/tests/* 2>/dev/null | grep -v -e '/vm_[^/]*$' -e '\.so$')
 	list_tests $others >/run/list
 	run_listed /run/list 2
 	run_named standin-driver::selftest standin-selftest
 	# The driver's knobs are everybody's, so these tests come one after another.
-	list_tests $(ls /opt/gpu-tracer/tests/vm_* 2>/dev/null) >/run/list
-	if [ -s /run/list ]; then
+	list_tests $(ls /opt/gpu-tracer/tests/vm_* 2>/dev/null | grep -v -e '/vm_reboot$' -e '/vm_systemd$') >/run/list
+	list_tests /opt/gpu-tracer/tests/vm_reboot | grep ::boot_1_ >/run/reboot
+	if [ -s /run/list ] || [ -s /run/reboot ]; then
 		use_standin_driver >/run/loading 2>&1 || run_test 0 standin-driver::loads sh -c 'cat /run/loading; exit 1'
 		run_listed /run/list 1
 	fi
 	complaints >/run/complaints && run_test 0 kernel::does_not_complain sh -c 'cat /run/complaints; exit 1'
-	status=0
-	[ "$(count failed)" = 0 ] || status=1
 }
 
 case $MODE in
@@ -231,6 +279,12 @@ shell)
 esac
 [ -e /run/endings ] || : >/run/endings
 report verdict "{\"status\":$status,\"passed\":$(count ok),\"failed\":$(count failed),\"ignored\":$(count ignored)}"
+if [ -n "$cut" ]; then
+	report cut
+	sleep 60
+fi
 # Let the serial line drain.
 sleep 0.2
+# Nothing of it is for the disk but what was written there on purpose.
+umount /disk 2>/dev/null
 poweroff -f

@@ -1,47 +1,48 @@
-//! kprobes at the driver's own functions: when its open and its release begin and end, and what it defers.
+//! kprobes at the driver's own functions: when its open, mmap and release begin and end, and what it defers.
 //!
 //! A program is attached to whatever function of the driver plays its part; the user side knows which those are. A call in
-//! progress is remembered by its task. A release whose work the driver leaves to a kernel thread of its own is known by
-//! two signs: the function that does the work was not run before the release returned, and the thread gets the pointer
-//! that the file had as `private_data` when its release began. The thread may be at it before the release has returned, so
-//! whoever of the two comes first tells of it.
+//! progress is remembered by its task ([`in_progress`](super::in_progress)). A release whose work the driver leaves to a kernel
+//! thread of its own is known by two signs: the function that does the work was not run before the release returned, and the
+//! thread gets the pointer that the file had as `private_data` when its release began. The thread may be at it before the release
+//! has returned, so whoever of the two comes first tells of it.
 //!
-//! Nothing of this is ever run for a file of anything but that driver.
+//! Nothing of this is ever run for a file of anything but that driver. Whoever opens one waits for these programs, so they do little:
+//! every look into the kernel's memory, every search in a hash counts.
 
 use aya_ebpf::{
-    helpers::generated::bpf_get_current_task,
+    helpers::generated::{bpf_get_current_comm, bpf_get_current_task},
     macros::map,
     maps::{HashMap, LruHashMap},
     programs::{ProbeContext, RetProbeContext},
 };
 use core::ffi::c_void;
-use gpu_tracer_common::events::{
-    CALLS_PER_WINDOW, Call, CallKey, DriverRecord, Drop, KIND_DEFERRED, KIND_OPENED, KIND_OPENING,
-    KIND_RELEASED, KIND_RELEASING, MAX_CALLS, MAX_DEFERRED, MAX_SPENT, Spent, TaskRef, WINDOW_NS, calls,
+use gpu_tracer_common::{
+    events::{
+        CALLS_PER_WINDOW, Call, DriverRecord, Drop, EventHead, KIND_DEFERRED, KIND_MAPPED, KIND_OPENED,
+        KIND_OPENING, KIND_RELEASED, KIND_RELEASING, MAX_DEFERRED, MAX_SPENT, Spent, TaskRef, WINDOW_NS,
+        calls,
+    },
+    snapshot::Header,
 };
 
-use super::{account, comm_of, count, emit, head, now, task_ref, tracked};
-use crate::{
-    access::{offset, read},
-    holds::{character_device, identity},
-};
+use super::{account, current_ref, emit, in_progress, now, task_ref, tracked};
+use crate::access::{offset, read};
 
-/// Calls in progress. Allocated beforehand, as programs at kprobes must have it.
-#[map]
-static CALLS: HashMap<CallKey, Call> = HashMap::with_max_entries(MAX_CALLS, 0);
-
-/// Releases that may be, or are, left to a kernel thread, by the pointer that it will get.
+/// Releases that have been left to a kernel thread, by the pointer that it gets, until it begins with them. Allocated
+/// beforehand, as programs at kprobes must have it.
 #[map]
 static DEFERRED: HashMap<u64, Call> = HashMap::with_max_entries(MAX_DEFERRED, 0);
 
-/// Those of which nobody has said yet that they are deferred. To take one out succeeds once: who does it, says it.
+/// Those of which one side knows, the release that returns or the thread that begins. The first of them puts it in and tells of it,
+/// the second takes it out.
 #[map]
-static UNTOLD: HashMap<u64, u8> = HashMap::with_max_entries(MAX_DEFERRED, 0);
+static TOLD: HashMap<u64, u8> = HashMap::with_max_entries(MAX_DEFERRED, 0);
 
 /// What each process has been told of lately.
 #[map]
 static SPENT: LruHashMap<u32, Spent> = LruHashMap::with_max_entries(MAX_SPENT, 0);
 
+const BPF_NOEXIST: u64 = 1;
 /// Low bits of the `private_data` of a file of nvidia-uvm: what kind of file it is. They were two until driver series 570
 /// and are three since; the third is 0 in a pointer.
 const UVM_TYPE_BITS: u64 = 7;
@@ -52,8 +53,8 @@ const UVM_VA_SPACE: u64 = 2;
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "kprobe/open_begin")]
 fn on_open_begin(context: *mut c_void) -> u32 {
-    let file = ProbeContext::new(context).arg(1).unwrap_or(0);
-    account(begin(KIND_OPENING, calls::OPEN, file, 0));
+    let (inode, file) = node(context);
+    account(begin(KIND_OPENING, calls::OPEN, inode, file, 0));
     0
 }
 
@@ -62,8 +63,31 @@ fn on_open_begin(context: *mut c_void) -> u32 {
 #[unsafe(link_section = "kretprobe/open_end")]
 fn on_open_end(context: *mut c_void) -> u32 {
     let result = RetProbeContext::new(context).ret::<i32>();
-    if let Some((call, task)) = ended(calls::OPEN) {
-        account(tell(KIND_OPENED, &call, task, result));
+    if let Some(call) = in_progress::take(calls::OPEN) {
+        account(tell(KIND_OPENED, &call, of(&call), result));
+    }
+    0
+}
+
+/// `(struct file *, struct vm_area_struct *)`: the driver's mmap is entered.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "kprobe/map_begin")]
+fn on_map_begin(context: *mut c_void) -> u32 {
+    let file: u64 = ProbeContext::new(context).arg(0).unwrap_or(0);
+    let inode = read::<u64>(file, offset!(file_inode)).unwrap_or(0);
+    account(described(inode, file, 0).and_then(|call| in_progress::put(calls::MAP, &call)));
+    0
+}
+
+/// It returns. One that failed is nobody's business.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "kretprobe/map_end")]
+fn on_map_end(context: *mut c_void) -> u32 {
+    let result = RetProbeContext::new(context).ret::<i32>();
+    if let Some(call) = in_progress::take(calls::MAP)
+        && result == 0
+    {
+        account(tell(KIND_MAPPED, &call, of(&call), 0));
     }
     0
 }
@@ -72,8 +96,8 @@ fn on_open_end(context: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "kprobe/release_begin")]
 fn on_release_begin(context: *mut c_void) -> u32 {
-    let file = ProbeContext::new(context).arg(1).unwrap_or(0);
-    account(begin(KIND_RELEASING, calls::RELEASE, file, private_data(file)));
+    let (inode, file) = node(context);
+    account(begin(KIND_RELEASING, calls::RELEASE, inode, file, private_data(file)));
     0
 }
 
@@ -81,10 +105,10 @@ fn on_release_begin(context: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "kprobe/release_begin_uvm")]
 fn on_release_begin_uvm(context: *mut c_void) -> u32 {
-    let file = ProbeContext::new(context).arg(1).unwrap_or(0);
+    let (inode, file) = node(context);
     let data = private_data(file);
     let work = if data & UVM_TYPE_BITS == UVM_VA_SPACE { data & !UVM_TYPE_BITS } else { 0 };
-    account(begin(KIND_RELEASING, calls::RELEASE, file, work));
+    account(begin(KIND_RELEASING, calls::RELEASE, inode, file, work));
     0
 }
 
@@ -92,8 +116,8 @@ fn on_release_begin_uvm(context: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "kprobe/release_begin_plain")]
 fn on_release_begin_plain(context: *mut c_void) -> u32 {
-    let file = ProbeContext::new(context).arg(1).unwrap_or(0);
-    account(begin(KIND_RELEASING, calls::RELEASE, file, 0));
+    let (inode, file) = node(context);
+    account(begin(KIND_RELEASING, calls::RELEASE, inode, file, 0));
     0
 }
 
@@ -102,12 +126,7 @@ fn on_release_begin_plain(context: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "kprobe/release_in_place")]
 fn on_release_in_place(_: *mut c_void) -> u32 {
-    let Some(call) = CALLS.get_ptr_mut(key(calls::RELEASE)) else { return 0 };
-    // SAFETY: a task is in one release at a time, so nobody else changes what is remembered of it.
-    let call = unsafe { &mut *call };
-    let _ = UNTOLD.remove(call.work);
-    let _ = DEFERRED.remove(call.work);
-    call.work = 0;
+    in_progress::is_not_deferred();
     0
 }
 
@@ -115,13 +134,42 @@ fn on_release_in_place(_: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "kretprobe/release_end")]
 fn on_release_end(_: *mut c_void) -> u32 {
-    let Some((call, task)) = ended(calls::RELEASE) else { return 0 };
+    let Some(call) = in_progress::find(calls::RELEASE) else { return 0 };
     if call.work == 0 {
-        account(tell(KIND_RELEASED, &call, task, 0));
-    } else if UNTOLD.remove(call.work).is_ok() {
-        account(tell(KIND_DEFERRED, &call, task, 0));
+        account(tell(KIND_RELEASED, &call, of(&call), 0));
+    } else {
+        account(left_to_thread(&call));
     }
+    // Not before: the thread may be looking for it there.
+    in_progress::remove(calls::RELEASE);
     0
+}
+
+/// A release has returned and has not done its work.
+#[inline(always)]
+fn left_to_thread(call: &Call) -> Result<(), Drop> {
+    // What cannot be followed to its kernel thread is taken to end with the release, and that is said.
+    if DEFERRED.insert(call.work, call, 0).is_err() {
+        tell(KIND_RELEASED, call, of(call), 0)?;
+        return Err(Drop::CallsFull);
+    }
+    if is_first(call.work) {
+        tell(KIND_DEFERRED, call, of(call), 0)
+    } else {
+        // The thread has begun and knows all about it.
+        let _ = DEFERRED.remove(call.work);
+        Ok(())
+    }
+}
+
+/// Of the two that come to know of a deferred release: is it the one that is to tell?
+#[inline(always)]
+fn is_first(work: u64) -> bool {
+    let first = TOLD.insert(work, 0, BPF_NOEXIST).is_ok();
+    if !first {
+        let _ = TOLD.remove(work);
+    }
+    first
 }
 
 /// `(void *)`: a kernel thread begins with what was deferred (`nvidia_close_deferred`, `uvm_release_deferred`).
@@ -129,32 +177,40 @@ fn on_release_end(_: *mut c_void) -> u32 {
 #[unsafe(link_section = "kprobe/deferred_begin")]
 fn on_deferred_begin(context: *mut c_void) -> u32 {
     let work: u64 = ProbeContext::new(context).arg(0).unwrap_or(0);
-    // SAFETY: copied at once; only this thread takes it out from now on.
-    let Some(call) = (unsafe { DEFERRED.get(work) }).copied() else { return 0 };
-    if UNTOLD.remove(work).is_ok() {
-        let by = TaskRef { tgid: call.tgid, tid: call.tid, start_ns: call.start_ns };
-        account(tell(KIND_DEFERRED, &call, by, 0));
+    // It is put into `DEFERRED` before it is taken from the calls in progress, so that it is seen in one of them.
+    let found = deferred(work).or_else(|| in_progress::release_of(work)).or_else(|| deferred(work));
+    let Some(call) = found else { return 0 };
+    account(in_progress::put(calls::WORK, &call));
+    let _ = DEFERRED.remove(work);
+    if is_first(work) {
+        account(tell(KIND_DEFERRED, &call, of(&call), 0));
     }
-    account(remember(calls::WORK, &call));
     0
+}
+
+#[inline(always)]
+fn deferred(work: u64) -> Option<Call> {
+    // SAFETY: copied at once.
+    unsafe { DEFERRED.get(work) }.copied()
 }
 
 /// It has done it.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "kretprobe/deferred_end")]
 fn on_deferred_end(_: *mut c_void) -> u32 {
-    if let Some((call, task)) = ended(calls::WORK) {
-        let _ = DEFERRED.remove(call.work);
-        account(tell(KIND_RELEASED, &call, task, 0));
+    if let Some(call) = in_progress::take(calls::WORK) {
+        // SAFETY: no arguments, no effects.
+        let thread = task_ref(unsafe { bpf_get_current_task() });
+        account(thread.and_then(|thread| tell(KIND_RELEASED, &call, thread, 0)));
     }
     0
 }
 
+/// The first two arguments of a driver's open and release.
 #[inline(always)]
-fn key(what: u32) -> CallKey {
-    // SAFETY: no arguments, no effects.
-    let tid = unsafe { aya_ebpf::helpers::generated::bpf_get_current_pid_tgid() } as u32;
-    CallKey { tid, what }
+fn node(context: *mut c_void) -> (u64, u64) {
+    let context = ProbeContext::new(context);
+    (context.arg(0).unwrap_or(0), context.arg(1).unwrap_or(0))
 }
 
 #[inline(always)]
@@ -162,80 +218,60 @@ fn private_data(file: u64) -> u64 {
     read::<u64>(file, offset!(file_private_data)).unwrap_or(0)
 }
 
+/// A call of the current task with this file. It is put down to the budget of its process.
+#[inline(always)]
+fn described(inode: u64, file: u64, work: u64) -> Result<Call, Drop> {
+    let TaskRef { tgid, tid, start_ns } = current_ref()?;
+    let rdev = read::<u32>(inode, offset!(inode_rdev)).ok_or(Drop::Unreadable)?;
+    let at_ns = now();
+    let affordable = spend(tgid, at_ns);
+    let told = u32::from(affordable.is_ok());
+    account(affordable);
+    Ok(Call { file, work, at_ns, start_ns, tgid, tid, rdev, told })
+}
+
 /// A call is entered: remembers and tells it.
 #[inline(always)]
-fn begin(kind: u16, what: u32, file: u64, work: u64) -> Result<(), Drop> {
-    // SAFETY: no arguments, no effects. (Its like that gives typed pointers is not to be had here before 5.11.)
-    let current = unsafe { bpf_get_current_task() };
-    let task = task_ref(current)?;
-    let rdev = character_device(file).ok_or(Drop::Unreadable)?;
-    let TaskRef { tgid, tid, start_ns } = task;
-    let mut call = Call { file, work, at_ns: now(), start_ns, tgid, tid, rdev, _padding: 0 };
-    if work != 0 {
-        // What cannot be followed to its kernel thread is taken to end with the release, and that is said.
-        if DEFERRED.insert(work, call, 0).is_err() || UNTOLD.insert(work, 0, 0).is_err() {
-            let _ = DEFERRED.remove(work);
-            call.work = 0;
-            count(Drop::CallsFull);
-        }
-    }
+fn begin(kind: u16, what: u32, inode: u64, file: u64, work: u64) -> Result<(), Drop> {
+    let call = described(inode, file, work)?;
     if what == calls::OPEN {
-        account(tracked::add(tgid, start_ns));
+        account(tracked::add(call.tgid, call.start_ns));
     }
-    let remembered = remember(what, &call);
-    tell(kind, &call, task, 0)?;
-    remembered
+    account(in_progress::put(what, &call));
+    tell_at(call.at_ns, kind, &call, of(&call), 0)
 }
 
+/// Who entered it.
 #[inline(always)]
-fn remember(what: u32, call: &Call) -> Result<(), Drop> {
-    let key = key(what);
-    // One that is still there was never seen to return.
-    if CALLS.remove(key).is_ok() {
-        count(Drop::ReturnMissed);
-    }
-    CALLS.insert(key, call, 0).map_err(|_| Drop::CallsFull)
-}
-
-/// A call returns: what was remembered of it, and who makes it.
-#[inline(always)]
-fn ended(what: u32) -> Option<(Call, TaskRef)> {
-    let key = key(what);
-    // SAFETY: copied at once; only this task takes it out.
-    let call = unsafe { CALLS.get(key) }.copied()?;
-    let _ = CALLS.remove(key);
-    // SAFETY: no arguments, no effects.
-    let task = task_ref(unsafe { bpf_get_current_task() }).ok()?;
-    Some((call, task))
-}
-
-/// A task is gone. What it was doing in the driver must have returned, and if it is still remembered nobody was told.
-#[inline(always)]
-pub(super) fn forget(tid: u32) {
-    for what in [calls::OPEN, calls::RELEASE] {
-        if CALLS.remove(CallKey { tid, what }).is_ok() {
-            count(Drop::ReturnMissed);
-        }
-    }
+fn of(call: &Call) -> TaskRef {
+    TaskRef { tgid: call.tgid, tid: call.tid, start_ns: call.start_ns }
 }
 
 #[inline(always)]
 fn tell(kind: u16, call: &Call, task: TaskRef, result: i32) -> Result<(), Drop> {
-    spend(call.tgid)?;
-    // SAFETY: no arguments, no effects.
-    let comm = comm_of(unsafe { bpf_get_current_task() });
-    let lives = kind == KIND_OPENING || kind == KIND_OPENED || kind == KIND_RELEASING;
-    let identity = if lives { identity(call.file) } else { 0 };
+    tell_at(now(), kind, call, task, result)
+}
+
+#[inline(always)]
+fn tell_at(at_ns: u64, kind: u16, call: &Call, task: TaskRef, result: i32) -> Result<(), Drop> {
+    if call.told == 0 {
+        return Ok(());
+    }
+    let mut comm = [0_u8; 16];
+    if kind == KIND_OPENING || kind == KIND_OPENED {
+        // SAFETY: 16 bytes of our stack.
+        unsafe { bpf_get_current_comm(comm.as_mut_ptr().cast(), 16) };
+    }
+    let head = EventHead { header: Header::new(kind), detail: 0, at_ns, task };
     let (file, work, rdev) = (call.file, call.work, call.rdev);
-    emit(DriverRecord { head: head(kind, 0, task), file, identity, work, rdev, result, comm })
+    emit(DriverRecord { head, file, work, rdev, result, comm })
 }
 
 /// Has this process been told of too much lately? Nobody may fill the ring on purpose.
 #[inline(always)]
-fn spend(tgid: u32) -> Result<(), Drop> {
-    let now = now();
+fn spend(tgid: u32, now: u64) -> Result<(), Drop> {
     let Some(spent) = SPENT.get_ptr_mut(tgid) else {
-        // Where it does not fit, the next record counts as the first again.
+        // Where it does not fit, the next call counts as the first again.
         let _ = SPENT.insert(tgid, Spent { window_ns: now, in_window: 1 }, 0);
         return Ok(());
     };

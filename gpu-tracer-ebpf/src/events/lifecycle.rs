@@ -7,7 +7,7 @@ use gpu_tracer_common::events::{
     Drop, ExecRecord, ForkRecord, KIND_EXECED, KIND_FORKED, KIND_FREED, KIND_RENAMED, RenameRecord, TaskRef,
 };
 
-use super::{account, argument, comm_of, driver, emit, head, now, task_ref, tgid_of, tracked};
+use super::{account, argument, comm_of, emit, head, in_progress, now, task_ref, tgid_of, tracked};
 use crate::access::{offset, read};
 
 #[inline(always)]
@@ -69,7 +69,7 @@ fn on_free(context: *mut c_void) -> i32 {
 #[inline(always)]
 fn try_on_free(task: u64, tgid: u32, known_start_ns: u64) -> Result<(), Drop> {
     let tid = read::<u32>(task, offset!(task_pid)).ok_or(Drop::Unreadable)?;
-    driver::forget(tid);
+    in_progress::forget(tid);
     let mut start_ns = known_start_ns;
     if tid == tgid {
         // The tgid may belong to another process by now, so the start is this task's own.

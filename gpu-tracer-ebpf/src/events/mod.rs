@@ -8,12 +8,16 @@
 //! | `signals.rs` | signals that may end or stop a process, and who sent them; victims of the OOM killer |
 //! | `modules.rs` | drivers loaded and unloaded |
 //! | `driver.rs` | kprobes at the driver's own open and release, where the kernel has kprobes |
+//! | `called.rs` | every system call of the host, in plan `exhaustive` only |
+//! | `in_progress.rs` | calls into the driver that have not returned |
 //! | `tracked.rs` | the set of processes whose doings are of interest |
 //!
 //! Nothing here ever blocks or denies anything. For a process that is not in the set a hook costs one load.
 
+mod called;
 mod driver;
 mod exit;
+mod in_progress;
 mod lifecycle;
 mod modules;
 mod signals;
@@ -23,7 +27,7 @@ mod tracked;
 use core::ffi::c_void;
 
 use aya_ebpf::{
-    helpers::generated::bpf_ktime_get_boot_ns,
+    helpers::generated::{bpf_get_current_pid_tgid, bpf_get_current_task, bpf_ktime_get_boot_ns},
     macros::map,
     maps::{Array, PerCpuArray, RingBuf},
 };
@@ -95,6 +99,17 @@ fn task_ref(task: u64) -> Result<TaskRef, Drop> {
         tid: read::<u32>(task, offset!(task_pid)).ok_or(Drop::Unreadable)?,
         start_ns: read::<u64>(leader, offset!(task_start_boottime)).ok_or(Drop::Unreadable)?,
     })
+}
+
+/// Identity of the current task: as [`task_ref`], with less to read.
+#[inline(always)]
+fn current_ref() -> Result<TaskRef, Drop> {
+    // SAFETY: no arguments, no effects. (Their likes that give typed pointers are not to be had here before 5.11.)
+    let (ids, task) = unsafe { (bpf_get_current_pid_tgid(), bpf_get_current_task()) };
+    let (tgid, tid) = ((ids >> 32) as u32, ids as u32);
+    let leader = if tid == tgid { Some(task) } else { read::<u64>(task, offset!(task_group_leader)) };
+    let start_ns = leader.and_then(|leader| read::<u64>(leader, offset!(task_start_boottime)));
+    Ok(TaskRef { tgid, tid, start_ns: start_ns.ok_or(Drop::Unreadable)? })
 }
 
 #[inline(always)]

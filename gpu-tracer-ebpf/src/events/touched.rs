@@ -12,9 +12,9 @@ use gpu_tracer_common::events::{
     WINDOW_NS, access_bits,
 };
 
-use super::{account, comm_of, emit, head, now, task_ref, tracked};
+use super::{account, comm_of, current_ref, emit, head, now, tracked};
 use crate::{
-    access::{increment, offset, peek, read},
+    access::{InPlace, increment, offset, peek, read},
     holds::{is_wanted, references},
 };
 
@@ -59,7 +59,7 @@ fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
     let current = unsafe { bpf_get_current_task() };
     // First, while there is nothing else that the verifier would have to go through it for once more.
     let file = file_being_opened(current).unwrap_or(0);
-    let task = task_ref(current)?;
+    let task = current_ref()?;
     let tracked = tracked::add(task.tgid, task.start_ns);
     let (hits, left) = hit(rdev, &task);
     let mut detail = 0;
@@ -95,13 +95,18 @@ fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
 #[inline(always)]
 fn reserved_fd(files: u64) -> Option<u32> {
     let fd = read::<u32>(files, offset!(files_next_fd))?.checked_sub(1)?;
+    (file_at(files, fd)? == 0).then_some(fd)
+}
+
+/// What is at a descriptor, 0 for nothing; `None` beyond the end of the table.
+#[inline(always)]
+pub(super) fn file_at(files: u64, fd: u32) -> Option<u64> {
     let table = read::<u64>(files, offset!(files_fdt))?;
     if fd >= read::<u32>(table, offset!(fdtable_max_fds))? {
         return None;
     }
     let slots = read::<u64>(table, offset!(fdtable_fd))?;
-    let file = read::<u64>(slots + u64::from(fd) * 8, 0)?;
-    (file == 0).then_some(fd)
+    read::<u64>(slots + u64::from(fd) * 8, 0)
 }
 
 /// Words of the stack below an open's `nameidata` that are gone through: the frames of `path_openat` and of the functions
@@ -145,7 +150,9 @@ fn may_be_file(word: u64) -> bool {
 /// Is this the address of a file that somebody with these credentials is opening?
 #[inline(always)]
 fn is_being_opened(word: u64, cred: u64) -> bool {
-    peek(word, offset!(file_cred)) == cred && peek(word, offset!(file_inode)) == 0 && references(word) == 1
+    peek(word, offset!(file_cred)) == cred
+        && peek(word, offset!(file_inode)) == 0
+        && references(&InPlace(word)) == 1
 }
 
 /// Touches so far, and how many more of them, this one included, may be recorded in this window.

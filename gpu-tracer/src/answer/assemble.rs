@@ -8,39 +8,43 @@ use super::look::Looked;
 use crate::diagnose::{self, Evidence, Roles};
 use crate::gpu::claims::NvmlAnswer;
 use crate::kernel::{self, Clock, Devices};
-use crate::ledger::{FileState, FileView, HolderView, Origin};
+use crate::ledger::{FileState, FileView, HolderView, Origin, View};
+use crate::model::event::TaskId;
 use crate::model::report::{
     Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
     SCHEMA, TaskReport,
 };
-use crate::model::{DeviceNumber, DeviceTable, Gpu, ProcessId, TaskState, counted};
+use crate::model::{DeviceNumber, DeviceTable, Gpu, Missing, Name, ProcessId, TaskState, counted};
 use crate::process::facts::read_stat;
 use crate::process::{self, FactOptions, MmReadable, ProcFs, ProcessFacts};
 
-/// The whole report, for all GPUs.
+/// The whole report, for all GPUs. Takes what was seen, because both are long where ten thousand files are open.
 pub(super) fn report(
     devices: &Devices,
-    looked: &Looked,
+    looked: Looked,
     nvml: &NvmlAnswer,
     roles: &Roles,
     clock: &Clock,
 ) -> Report {
-    let mut names = Names { table: &devices.table, known: HashMap::new() };
-    let mut openers = Openers { ended: &looked.ended, known: HashMap::new() };
-    let files: Vec<FileReport> = looked
+    let mut names = Names { table: &devices.table, known: HashMap::new(), last: None };
+    let releasing: Vec<TaskId> = looked.view.files.iter().filter_map(releasing).collect();
+    let holders: Vec<Holder> = looked
         .view
-        .files
+        .holders
         .iter()
-        .map(|file| file_report(file, looked.view.taken_ns, &mut names, &mut openers, clock))
+        .map(|view| holder(view, (&looked, &releasing), &mut names, roles, clock))
         .collect();
-    let holders: Vec<Holder> =
-        looked.view.holders.iter().map(|view| holder(view, looked, &mut names, roles, clock)).collect();
+    let Looked { view: View { files, taken_ns, .. }, plan, missing, ended, .. } = looked;
+    let mut openers = Openers { ended: &ended, known: HashMap::new(), last: None };
+    // Where one lay, the other fits in.
+    let report = |file: FileView| file_report(&file, taken_ns, &mut names, &mut openers, clock);
+    let files: Vec<FileReport> = files.into_iter().map(report).collect();
     let mut report = Report {
         schema: SCHEMA,
-        taken_at: wall(clock, looked.view.taken_ns),
+        taken_at: wall(clock, taken_ns),
         boot_id: kernel::boot_id(Path::new("/")).unwrap_or_default(),
-        plan: looked.plan.to_owned(),
-        coverage: coverage(looked, &files, devices),
+        plan: plan.to_owned(),
+        coverage: coverage(missing, &files, devices),
         cost: Cost::default(),
         gpus: devices.gpus.iter().map(gpu_report).collect(),
         files,
@@ -50,17 +54,18 @@ pub(super) fn report(
     report
 }
 
+/// A report takes no more room than what it is made of, so that it can be made in its place.
+const _: () = assert!(size_of::<FileReport>() <= size_of::<FileView>());
+
 fn wall(clock: &Clock, boot_ns: u64) -> String {
     format!("{:.3}", clock.wall(boot_ns))
 }
 
 /// Complete: everything was looked at, and every reference that the kernel counts has a name.
-fn coverage(looked: &Looked, files: &[FileReport], devices: &Devices) -> Coverage {
-    let mut missing: Vec<MissingReport> = looked
-        .missing
-        .iter()
-        .map(|missing| MissingReport { what: missing.what.to_owned(), why: missing.why.clone() })
-        .collect();
+fn coverage(missing: Vec<Missing>, files: &[FileReport], devices: &Devices) -> Coverage {
+    let missing = missing.into_iter();
+    let mut missing: Vec<MissingReport> =
+        missing.map(|missing| MissingReport { what: missing.what.to_owned(), why: missing.why }).collect();
     let unexplained: u64 = files.iter().map(|file| file.unexplained).sum();
     if unexplained > 0 {
         let concerned = files.iter().filter(|file| file.unexplained > 0).count();
@@ -121,19 +126,19 @@ fn file_report(
     openers: &mut Openers<'_>,
     clock: &Clock,
 ) -> FileReport {
-    let (device, gpu) = names.of(file.device).clone();
+    let (device, gpu) = names.of(file.device);
     FileReport {
         id: file.id,
         device,
         gpu,
-        state: file.state.word().to_owned(),
-        since: file.state.since_ns().map(|since_ns| wall(clock, since_ns)),
+        state: file.state.word().into(),
+        since: file.state.since_ns().map(|since_ns| clock.wall_time(since_ns)),
         for_ms: file.state.since_ns().map(|since_ns| taken_ns.saturating_sub(since_ns) / 1_000_000),
         task: file.state.task().map(|task| TaskReport { pid: task.process.tgid, tid: task.tid }),
         references: file.count,
         unexplained: file.unexplained,
         driver_pins: file.driver_pins,
-        opened_at: file.opened.as_ref().map(|opened| wall(clock, opened.at_ns)),
+        opened_at: file.opened.as_ref().map(|opened| clock.wall_time(opened.at_ns)),
         opened_exact: file.opened.as_ref().is_some_and(|opened| opened.exact),
         opener: file.opened.as_ref().map(|opened| Opener {
             pid: opened.opener.process.tgid,
@@ -156,31 +161,53 @@ struct Openers<'a> {
     /// Their end was seen.
     ended: &'a HashSet<ProcessId>,
     known: HashMap<ProcessId, bool>,
+    /// Most files have the opener of the file before.
+    last: Option<(ProcessId, bool)>,
 }
 
 impl Openers<'_> {
     fn alive(&mut self, process: ProcessId) -> bool {
-        *self.known.entry(process).or_insert_with(|| !self.ended.contains(&process) && is_alive(process))
+        if let Some((_, alive)) = self.last.filter(|(last, _)| *last == process) {
+            return alive;
+        }
+        let look_up = || !self.ended.contains(&process) && is_alive(process);
+        let alive = *self.known.entry(process).or_insert_with(look_up);
+        self.last = Some((process, alive));
+        alive
     }
 }
 
 /// Names and GPUs of devices, each looked up once.
 struct Names<'a> {
     table: &'a DeviceTable,
-    known: HashMap<DeviceNumber, (String, Option<u32>)>,
+    known: HashMap<DeviceNumber, (Name, Option<u32>)>,
+    /// Likewise.
+    last: Option<(DeviceNumber, (Name, Option<u32>))>,
 }
 
 impl Names<'_> {
     /// The number stands for a name where there is none.
-    fn of(&mut self, number: DeviceNumber) -> &(String, Option<u32>) {
-        self.known.entry(number).or_insert_with(|| match self.table.identify(number) {
-            Some(device) => (device.name, device.gpu),
-            None => (number.to_string(), None),
-        })
+    fn of(&mut self, number: DeviceNumber) -> (Name, Option<u32>) {
+        if let Some((_, found)) = self.last.as_ref().filter(|(last, _)| *last == number) {
+            return found.clone();
+        }
+        let look_up = || match self.table.identify(number) {
+            Some(device) => (device.name.into(), device.gpu),
+            None => (number.to_string().into(), None),
+        };
+        let found = self.known.entry(number).or_insert_with(look_up).clone();
+        self.last = Some((number, found.clone()));
+        found
     }
 }
 
-fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, roles: &Roles, clock: &Clock) -> Holder {
+fn holder(
+    view: &HolderView,
+    (looked, releasing): (&Looked, &[TaskId]),
+    names: &mut Names<'_>,
+    roles: &Roles,
+    clock: &Clock,
+) -> Holder {
     let carrier = &view.carrier;
     // The address space of a task that is exiting or in D state must not be read: the read could hang as well.
     let blocked = carrier.exiting || carrier.state == TaskState::Uninterruptible;
@@ -195,7 +222,7 @@ fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, roles: &Rol
         view: &looked.view,
     };
     let mut why = diagnose::why(&evidence);
-    if looked.view.files.iter().any(|file| is_releasing(file, view)) {
+    if releasing.contains(&TaskId { process: view.process, tid: carrier.tid }) {
         why.push("releasing");
     }
     why.extend(by_history(view).into_iter().filter(|word| !why.contains(word)).collect::<Vec<_>>());
@@ -236,9 +263,9 @@ fn holder(view: &HolderView, looked: &Looked, names: &mut Names<'_>, roles: &Rol
     }
 }
 
-/// Is a task of this holder inside the driver's release of this file?
-fn is_releasing(file: &FileView, view: &HolderView) -> bool {
-    matches!(file.state, FileState::Releasing { task, .. } if task.process == view.process && task.tid == view.carrier.tid)
+/// The task that is inside the driver's release of this file, if one is.
+fn releasing(file: &FileView) -> Option<TaskId> {
+    if let FileState::Releasing { task, .. } = file.state { Some(task) } else { None }
 }
 
 /// How it came to hold what it holds, as far as that was seen.
@@ -271,8 +298,8 @@ fn held_devices(view: &HolderView, names: &mut Names<'_>) -> Vec<HeldDevice> {
     let mut by_device: BTreeMap<DeviceNumber, HeldDevice> = BTreeMap::new();
     for file in &view.held {
         let held = by_device.entry(file.device).or_insert_with(|| {
-            let (device, gpu) = names.of(file.device).clone();
-            HeldDevice { device, gpu, ..HeldDevice::default() }
+            let (device, gpu) = names.of(file.device);
+            HeldDevice { device: device.to_string(), gpu, ..HeldDevice::default() }
         });
         held.fds += file.fds;
         held.maps += file.maps;

@@ -10,7 +10,7 @@ use crate::journal::{Health, State};
 use crate::kernel::{self, Answer as Kernel, Btf, Capability, Devices, Features};
 use crate::model::device::Naming;
 use crate::model::doctor::{Answer, Check, DoctorReport, FoundDevice, Need};
-use crate::probe::events::{DriverState, survey_driver};
+use crate::probe::events::{COST_OF_CALLS, DriverState, can_follow_calls, survey_driver};
 use crate::probe::iterators::RingAccess;
 use crate::probe::{Iterators, ProbeError};
 
@@ -25,12 +25,16 @@ pub fn doctor(question: &Question) -> anyhow::Result<DoctorReport> {
     let asking = nvml::start();
     let devices = kernel::discover(root, &question.devices)?;
     let features = Features::probe(root);
-    let loaded = Btf::read(Btf::VMLINUX).map_err(ProbeError::from).and_then(|btf| Iterators::load(&btf));
+    let btf = Btf::read(Btf::VMLINUX).map_err(ProbeError::from);
+    let calls = btf.as_ref().is_ok_and(can_follow_calls);
+    let loaded = btf.and_then(|btf| Iterators::load(&btf));
     let mut checks = host_checks(&features);
     checks.extend(source_checks(loaded.as_ref()));
+    let status = ask::status();
     checks.extend(driver_checks(&features));
+    checks.push(calls_check(calls, status.as_ref().is_some_and(|status| status.plan == "exhaustive")));
     checks.push(devices_check(&devices));
-    checks.extend(ask::status().map(|status| journal_check(&status.journal)));
+    checks.extend(status.map(|status| journal_check(&status.journal)));
     checks.push(nvml_check(&asking.finish(NVML_DEADLINE).status));
     let plan = if loaded.is_ok() { "snapshot" } else { "proc" };
     Ok(DoctorReport::new(release(&features), plan.to_owned(), checks, found(&devices, question)))
@@ -202,6 +206,23 @@ fn driver_checks(features: &Features) -> Vec<Check> {
         }));
     }
     checks
+}
+
+/// The plan that nobody gets who does not ask for it, and what it costs.
+fn calls_check(possible: bool, in_effect: bool) -> Check {
+    let name = "plan/exhaustive";
+    let (answer, detail) = match (possible, in_effect) {
+        (_, true) => (Answer::Degraded, format!("the daemon was told to take it: {COST_OF_CALLS}")),
+        (true, _) => (
+            Answer::Yes,
+            format!(
+                "would tell of closes and mappings within milliseconds, and not be free: {COST_OF_CALLS}"
+            ),
+        ),
+        _ => (Answer::No, "system calls cannot be followed on this kernel".to_owned()),
+    };
+    let remedy = in_effect.then(|| "take plan auto unless every close must be known at once".to_owned());
+    check(name, Need::Optional, answer, detail, remedy)
 }
 
 fn devices_check(devices: &Devices) -> Check {

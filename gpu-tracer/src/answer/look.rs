@@ -3,14 +3,16 @@
 //! A snapshot is not atomic. A descriptor closed between two passes, or a task on its way out, looks for an instant like
 //! a reference that nobody has. Only what two looks agree on is reported as unexplained or half gone.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use super::opening::{opening_task, opening_tasks};
 use crate::kernel::{Btf, boot_now};
 use crate::ledger::{Ledger, View};
-use crate::model::{DeviceTable, Missing, ProcessId, Snapshot, Task};
+use crate::model::snapshot::MODULE_REFERENCES;
+use crate::model::{DeviceTable, Missing, ProcessId, Snapshot, Task, counted};
 use crate::probe::{Iterators, ProbeError, procwalk, waiting};
 use crate::process::namespaces;
 
@@ -20,7 +22,7 @@ const PASS_DEADLINE: Duration = Duration::from_millis(1500);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(30);
 
 /// What was seen.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Looked {
     pub(crate) view: View,
     /// `snapshot` or `proc`.
@@ -28,7 +30,7 @@ pub(crate) struct Looked {
     pub(crate) missing: Vec<Missing>,
     /// Snapshots taken.
     pub(crate) looks: u32,
-    /// Tasks half-way through exit, in both looks; each is in `missing` too.
+    /// Tasks half-way through exit, in both looks, of which nobody can say what they have; each is in `missing` too.
     pub(crate) half_gone: Vec<Task>,
     /// Openers whose end was seen: a process with the PID of one of them is another, however soon it came.
     pub(crate) ended: HashSet<ProcessId>,
@@ -68,23 +70,30 @@ impl Looker {
                 let first = take()?;
                 let half_gone = half_gone(&first);
                 ledger.reconcile(&first);
-                if half_gone.is_empty() && ledger.view().files.iter().all(|file| file.unexplained == 0) {
-                    return Ok(Looked::by_iterators(ledger.view(), first.missing, &[], 1));
+                let uncounted = first.modules.unaccounted(&[]);
+                let explained = ledger.view().files.iter().all(|file| file.unexplained == 0);
+                if (half_gone.is_empty() || first.modules.add_up(&[])) && uncounted.is_empty() && explained {
+                    let opening = opening_tasks(&first);
+                    return Ok(Looked::by_iterators(ledger.view(), first.missing, &[], &opening, 1));
                 }
                 thread::sleep(BETWEEN_LOOKS);
                 let mut second = take()?;
                 waiting::explain(Path::new("/proc"), &mut second);
                 let before: HashSet<(u32, u64)> =
                     half_gone.iter().map(|task| (task.tid, task.start_ns)).collect();
-                let still: Vec<Task> = self::half_gone(&second)
-                    .into_iter()
-                    .filter(|task| before.contains(&(task.tid, task.start_ns)))
-                    .collect();
+                let still: Vec<Task> = if second.modules.add_up(&[]) {
+                    Vec::new()
+                } else {
+                    let now = self::half_gone(&second).into_iter();
+                    now.filter(|task| before.contains(&(task.tid, task.start_ns))).collect()
+                };
+                second.missing.extend(module_references(&uncounted, &second.modules.unaccounted(&[])));
                 let doubtful = ledger.view();
                 ledger.reconcile(&second);
                 let mut view = ledger.view();
                 settle(&mut view, &doubtful);
-                Ok(Looked::by_iterators(view, second.missing, &still, 2))
+                let opening = opening_tasks(&second);
+                Ok(Looked::by_iterators(view, second.missing, &still, &opening, 2))
             }
             Self::ProcWalk(why) => {
                 let mut snapshot = procwalk::walk(Path::new("/proc"), devices, boot_now());
@@ -117,11 +126,36 @@ impl Looked {
         Self { view, plan, missing, looks, half_gone: Vec::new(), ended }
     }
 
-    fn by_iterators(view: View, mut missing: Vec<Missing>, half_gone: &[Task], looks: u32) -> Self {
+    fn by_iterators(
+        view: View,
+        mut missing: Vec<Missing>,
+        half_gone: &[Task],
+        opening: &[Task],
+        looks: u32,
+    ) -> Self {
         missing.extend(pid_namespace());
         missing.extend(half_gone.iter().map(half_gone_task));
+        missing.extend(opening.iter().map(opening_task));
         Self { view, plan: "snapshot", missing, looks, half_gone: half_gone.to_vec(), ended: HashSet::new() }
     }
+}
+
+/// References to the driver's modules that were unaccounted for in two looks.
+pub(crate) fn module_references(
+    before: &BTreeMap<&'static str, u64>,
+    now: &BTreeMap<&'static str, u64>,
+) -> Vec<Missing> {
+    let lasting = now.iter().filter_map(|(module, left)| Some((module, *before.get(module)?.min(left))));
+    let missing = lasting.map(|(module, left)| Missing {
+        what: MODULE_REFERENCES,
+        why: format!(
+            "module {module} has {} without an open file: a handle where no scan can see it (a task half-way through \
+             its exit, an open in progress), or a kernel client of the driver, such as an I2C bus of the GPU that somebody \
+             has open (cat /sys/module/{module}/refcnt counts them, with one for each module that uses it)",
+            counted(left, "reference", "references")
+        ),
+    });
+    missing.collect()
 }
 
 pub(crate) fn half_gone(snapshot: &Snapshot) -> Vec<Task> {

@@ -4,7 +4,7 @@
 //! or when memory is what is waited for.
 //!
 //! Where a daemon answers it also tells what happens ([`news`]), and is asked again when that may have been a release. A
-//! close is told by nobody under plan `lean`, so it is asked once a second as well.
+//! close is told by nobody under plans `lean` and `full`, so it is asked once a second as well; under `exhaustive` seldom.
 
 mod news;
 
@@ -21,6 +21,8 @@ use crate::model::diagnosis::{Diagnosis, Verdict};
 
 /// Between two looks, at first and at last: a healthy release takes some hundred ms, waiting for a job hours.
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Between two questions to a daemon that tells of everything by itself.
+const SELDOM: Duration = Duration::from_secs(10);
 /// Between two words on why it is still waiting.
 const WORD: Duration = Duration::from_secs(10);
 
@@ -73,10 +75,15 @@ pub fn wait(question: &Question, options: &WaitOptions, say: &mut dyn FnMut(&str
                 say(&line);
             }
         }
-        let left = options.timeout.map_or(INTERVALS.1, |timeout| timeout.saturating_sub(begun.elapsed()));
+        let left = options.timeout.map_or(SELDOM, |timeout| timeout.saturating_sub(begun.elapsed()));
         // Nobody tells of memory.
         let told = news.are_heard() && inquiry.by_daemon() && !asked_nvml;
-        news.wait(if told { INTERVALS.1 } else { interval }.min(left));
+        let within = match told {
+            true if inquiry.hears_closes() => SELDOM,
+            true => INTERVALS.1,
+            false => interval,
+        };
+        news.wait(within.min(left));
         // However much happens.
         thread::sleep(INTERVALS.0.saturating_sub(asked_at.elapsed()).min(left));
         interval = (interval * 3 / 2).min(INTERVALS.1);

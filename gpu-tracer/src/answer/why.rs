@@ -48,6 +48,13 @@ pub fn why(question: &Question, pids: &[u32]) -> anyhow::Result<Diagnosis> {
     Ok(diagnosis)
 }
 
+/// The same of what a daemon has seen, without NVML: what memory there is used is not known then.
+pub(crate) fn judge(report: Report) -> Diagnosis {
+    let waits = second_look::waits(&report, &[], Patience::Thorough);
+    let nvml = NvmlStatus::Failed("it was not asked".to_owned());
+    diagnose::diagnose(&Input { waits, nvml, ..Input::of(report) })
+}
+
 /// How often it is asked again where things have moved on.
 const MOST_AGAIN: u32 = 2;
 /// Nobody is kept waiting for a third answer for longer than this.
@@ -87,7 +94,8 @@ pub(crate) struct Inquiry {
     selection: Selection,
     /// Made when it is first needed: a daemon may make it superfluous.
     looker: Option<Looker>,
-    by_daemon: bool,
+    /// The plan of the daemon that gave the last answer, if one did.
+    plan: Option<String>,
 }
 
 /// What was seen of the whole host.
@@ -104,7 +112,7 @@ impl Inquiry {
     pub(crate) fn new(question: &Question) -> anyhow::Result<Self> {
         let devices = kernel::discover(Path::new("/"), &question.devices)?;
         let selection = selector::resolve(&question.selectors, &devices.gpus, &devices.table)?;
-        Ok(Self { question: question.clone(), devices, selection, looker: None, by_daemon: false })
+        Ok(Self { question: question.clone(), devices, selection, looker: None, plan: None })
     }
 
     /// The GPUs asked about; `None` for all, and where a device that belongs to no GPU is asked about.
@@ -114,7 +122,12 @@ impl Inquiry {
 
     /// Did a daemon give the last answer?
     pub(crate) fn by_daemon(&self) -> bool {
-        self.by_daemon
+        self.plan.is_some()
+    }
+
+    /// Does that daemon tell of closes, too?
+    pub(crate) fn hears_closes(&self) -> bool {
+        self.plan.as_deref() == Some("exhaustive")
     }
 
     /// Asks.
@@ -122,7 +135,7 @@ impl Inquiry {
         // A reset needs others to let go than those asked about: the whole host is looked at.
         let whole = Question { selectors: Vec::new(), ..self.question.clone() };
         let answer = ask::holders(&whole);
-        self.by_daemon = answer.is_ok();
+        self.plan = answer.as_ref().ok().map(|report| report.plan.clone());
         let mut seen = match answer {
             Ok(report) => {
                 let seen = Self::with_answer(report, ask);
@@ -175,7 +188,7 @@ impl Inquiry {
         let half_gone: Vec<HalfGone> = looked.half_gone.iter().map(half_gone).collect();
         let nothing_yet = NvmlAnswer::without_figures(NvmlStatus::Absent(String::new()));
         let mut report =
-            assemble::report(&self.devices, &looked, &nothing_yet, &self.question.roles, &Clock::now());
+            assemble::report(&self.devices, looked, &nothing_yet, &self.question.roles, &Clock::now());
         let waits = second_look::waits(&report, &half_gone, ask.patience());
         let nvml = finish(asking);
         assemble::add_memory(&mut report, &nvml);

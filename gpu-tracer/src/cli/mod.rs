@@ -9,6 +9,7 @@ mod history;
 mod holders;
 mod man;
 mod manual;
+mod record;
 mod release;
 mod report;
 mod run;

@@ -6,11 +6,10 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use jiff::ZonedDateTime;
 use jiff::tz::TimeZone;
 
-use super::history::Source;
-use crate::journal::{self, Asked};
+use super::record::{Part, moment};
+use crate::journal::Asked;
 use crate::model::ExitStatus;
 use crate::render;
 use crate::render::page::Options;
@@ -24,30 +23,20 @@ const EVENTS: usize = 50_000;
 /// a trace for the Perfetto UI.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// GPUs: index, range (0-3), UUID or its beginning, PCI bus id, /dev/... or "all" [default: all]
-    #[arg(value_name = "GPU")]
-    gpus: Vec<String>,
-
     #[command(flatten)]
-    source: Source,
+    part: Part,
 
     /// Write it to this file; - for standard output
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 
-    /// From this time on [default: 24 hours ago]
-    ///
-    /// 2026-11-29T03:12:00Z, "2026-11-29 03:12" (local time), 03:12 (the last time that the clock showed it), 1h30m (ago), now.
-    #[arg(long, value_name = "TIME")]
-    since: Option<String>,
-
-    /// Until this time [default: now; with --journal the end of the record]
-    #[arg(long, value_name = "TIME")]
-    until: Option<String>,
-
     /// Say who held what at this moment [default: the end]
     #[arg(long, value_name = "TIME")]
     at: Option<String>,
+
+    /// Show this program's own helper, which asks NVML, as well
+    #[arg(long)]
+    all: bool,
 
     /// What to write: html for a browser, perfetto for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FORMAT", default_value = "html")]
@@ -63,13 +52,14 @@ enum Format {
 impl Arguments {
     /// The status that the record deserves, and whether what there is to say could be written.
     pub(super) fn run(&self, out: &mut dyn io::Write) -> anyhow::Result<(ExitStatus, io::Result<()>)> {
-        let reader = self.source.open()?;
-        let window = self.source.window(&reader, self.since.as_deref(), self.until.as_deref())?;
-        let at = self.at.as_deref();
-        let at =
-            at.map(|text| journal::parse_time(text, &ZonedDateTime::now()).context("--at")).transpose()?;
-        let asked = Asked { selection: reader.select(&self.gpus)??, pid: None, events: EVENTS };
-        let incident = reader.incident(window, at.unwrap_or(window.to), &asked)?;
+        let reader = self.part.open()?;
+        let window = self.part.window(&reader)?;
+        let at = self.at.as_deref().map(|text| moment(text, "--at")).transpose()?;
+        let asked = Asked { selection: self.part.selection(&reader)?, pid: None, events: EVENTS };
+        let mut incident = reader.incident(window, at.unwrap_or(window.to), &asked)?;
+        if !self.all {
+            incident.leave_out_own_helper();
+        }
         let mut document = Vec::new();
         match self.format {
             Format::Html => {

@@ -1,6 +1,6 @@
 //! The core: one thread that takes events in, looks, and tells what changed. Nothing in it waits for anybody else.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,10 +11,12 @@ use super::describer::Describer;
 use super::driver::DriverPace;
 use super::feed::Feed;
 use super::inbox::{Inbox, Order, Seen};
+use super::judging::Judge;
 use super::lastly::Lastly;
 use super::looking;
 use super::notify::Manager;
 use super::pace::Pace;
+use super::recollection::Keeping;
 use super::sampler::Sampler;
 use super::settings::Settings;
 use super::signals::{Signals, Wish};
@@ -56,6 +58,8 @@ pub(super) struct Core {
     pub(super) pending: bool,
     /// Tasks that were half-way through exit when nobody could know what they had.
     pub(super) strangers: HashSet<(u32, u64)>,
+    /// References to the driver's modules that no file accounted for in the last look.
+    pub(super) uncounted: BTreeMap<&'static str, u64>,
     /// No look has been taken since something may have been missed.
     pub(super) in_doubt: bool,
     /// What the last look could not see.
@@ -76,6 +80,8 @@ pub(super) struct Core {
     pub(super) journal_problem: Option<String>,
     pub(super) journal_moved: Option<String>,
     pub(super) sampler: Sampler,
+    pub(super) judge: Judge,
+    pub(super) keeping: Keeping,
     /// Did anybody hold a device when memory was last asked for?
     pub(super) was_held: bool,
     /// A pass of a look that has not come back by then is given up.
@@ -114,6 +120,7 @@ impl Core {
             driver_pace: DriverPace::default(),
             pending: false,
             strangers: HashSet::new(),
+            uncounted: BTreeMap::new(),
             in_doubt: true,
             missing: Vec::new(),
             uids: HashMap::new(),
@@ -128,6 +135,8 @@ impl Core {
             journal_problem: None,
             journal_moved: None,
             sampler: Sampler::default(),
+            judge: Judge::idle(),
+            keeping: Keeping::new(lastly.as_ref(), now),
             was_held: false,
             patience: looking::PASS_DEADLINE,
             lastly,
@@ -190,17 +199,21 @@ impl Core {
             }
             self.recheck_if_due()?;
             self.follow_driver_if_due()?;
+            self.judge_if_due();
+            self.keep_if_due();
             self.housekeeping(manager);
         }
     }
 
-    fn next_due(&self) -> Instant {
+    fn next_due(&mut self) -> Instant {
         let now = Instant::now();
         let mut due = self.pace.due().min(self.housekeeping_due);
+        due = self.keeping_due().map_or(due, |keeping| due.min(keeping));
         due = self.driver_pace.due().map_or(due, |follow_up| due.min(follow_up));
         if self.pending {
             due = due.min(self.recheck_due);
         }
+        due = self.judgement_due(now).map_or(due, |judgement| due.min(judgement));
         if let Some(within) = self.source.as_ref().and_then(EventSource::next_due) {
             due = due.min(now + within);
         }
@@ -282,6 +295,7 @@ impl Core {
                 Order::Subscribe(subscriber) => self.feed.add(subscriber),
                 Order::Described(process, description) => self.described(process, description),
                 Order::Measured(at_ns, memory) => self.write_down_memory(at_ns, &memory),
+                Order::Judged(at_ns, verdicts) => self.write_down_verdicts(at_ns, verdicts),
             }
         }
         looks
@@ -292,10 +306,26 @@ impl Core {
             return;
         }
         self.counters.answers += looks.len() as u64;
+        let seen = self.seen(cost);
+        // The last gets what was seen for its own: then it need not be copied.
+        let mut looks = looks.into_iter();
+        let last = looks.next_back();
+        for reply in looks {
+            let _ = reply.send(seen.clone());
+        }
+        if let Some(reply) = last {
+            let _ = reply.send(seen);
+        }
+    }
+
+    /// All that is known, for those who make an answer of it.
+    pub(super) fn seen(&self, cost: Cost) -> Seen {
         let plan = self.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
-        let openers: HashSet<ProcessId> = openers.collect();
+        let mut openers: Vec<ProcessId> = openers.collect();
+        openers.sort_unstable();
+        openers.dedup();
         let ended = |process: &ProcessId| {
             let history = self.ledger.history(*process);
             history.is_some_and(|history| history.exit.is_some() || history.freed_ns.is_some())
@@ -303,10 +333,7 @@ impl Core {
         let ended = openers.into_iter().filter(ended).collect();
         let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
         let (devices, roles) = (Arc::clone(&self.devices), Arc::clone(&self.settings.roles));
-        let seen = Seen { looked: Arc::new(looked), devices, roles, cost };
-        for reply in looks {
-            let _ = reply.send(seen.clone());
-        }
+        Seen { looked: Arc::new(looked), devices, roles, cost }
     }
 
     /// Tells everybody who listens.
@@ -397,6 +424,10 @@ impl Core {
         self.answers_before = self.counters.answers;
         self.remember_being_alive();
         manager.tell(&format!("STATUS={}", self.in_a_sentence()));
+    }
+
+    pub(super) fn lastly(&self) -> Option<&Lastly> {
+        self.lastly.as_ref()
     }
 
     /// Writes down until when there was somebody to see.

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use super::core::Core;
 use super::log;
 use super::settings::Plan;
+use crate::kernel::Answer;
 use crate::probe::EventSource;
-use crate::probe::events::DriverState;
+use crate::probe::events::{COST_OF_CALLS, DriverState};
 
 /// After a module was announced: it is announced before its devices are there, and before it is gone.
 const FOLLOW_UPS: [Duration; 4] = [
@@ -21,6 +22,8 @@ const FOLLOW_UPS: [Duration; 4] = [
 pub(super) struct DriverPace {
     due: Option<Instant>,
     follow_up: usize,
+    /// Hooks are still to be attached.
+    unfinished: Option<Instant>,
 }
 
 impl DriverPace {
@@ -32,7 +35,7 @@ impl DriverPace {
 
     /// When it is time, if at all.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.due
+        self.due.into_iter().chain(self.unfinished).min()
     }
 
     /// Is it time? The next one is due later then.
@@ -55,14 +58,28 @@ impl Core {
 
     /// The same once more, a little later.
     pub(super) fn follow_driver_if_due(&mut self) -> anyhow::Result<()> {
-        if self.driver_pace.take(Instant::now()) { self.follow_driver() } else { Ok(()) }
+        let now = Instant::now();
+        if self.driver_pace.take(now) {
+            return self.follow_driver();
+        }
+        if self.driver_pace.unfinished.is_some_and(|due| now >= due) {
+            self.attach_to_driver();
+        }
+        Ok(())
     }
 
     fn follow_driver(&mut self) -> anyhow::Result<()> {
+        self.attach_to_driver();
+        self.rediscover()
+    }
+
+    fn attach_to_driver(&mut self) {
         let before = self.driver_state();
         if let Some(source) = &mut self.source {
             source.refresh_driver();
         }
+        let unfinished = self.source.as_ref().is_some_and(EventSource::driver_is_unfinished);
+        self.driver_pace.unfinished = unfinished.then(|| Instant::now() + FOLLOW_UPS[0]);
         let now = self.driver_state();
         if now != before {
             match &now {
@@ -72,7 +89,6 @@ impl Core {
                 DriverState::NotAsked | DriverState::Impossible(_) => {}
             }
         }
-        self.rediscover()
     }
 
     /// How far the driver's own functions are followed.
@@ -84,6 +100,7 @@ impl Core {
     pub(super) fn plan_word(&self) -> &'static str {
         match (&self.source, self.driver_state()) {
             (None, _) => "snapshot",
+            (Some(source), _) if source.follows_calls() => "exhaustive",
             (Some(_), DriverState::Complete) => "full",
             (Some(_), _) => "lean",
         }
@@ -104,6 +121,24 @@ pub(super) fn judge(plan: Plan, state: &DriverState) -> anyhow::Result<()> {
         }
         _ => {}
     }
+    Ok(())
+}
+
+/// Says what plan `exhaustive` costs. Errors: its hooks are not to be had.
+pub(super) fn judge_calls(source: &EventSource) -> anyhow::Result<()> {
+    if let Some(hook) =
+        source.hooks().iter().find(|hook| hook.hook.starts_with("sys_") && !hook.works.is_yes())
+    {
+        let why = match (&hook.works, &hook.detail) {
+            (Answer::Denied(why), _) | (_, Some(why)) => why,
+            _ => "this kernel does not have it",
+        };
+        anyhow::bail!(
+            "plan exhaustive: no hook at {}: {why}; use --plan auto, which does without",
+            hook.hook
+        );
+    }
+    log::warning(&format!("plan exhaustive: {COST_OF_CALLS}"));
     Ok(())
 }
 

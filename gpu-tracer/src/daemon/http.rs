@@ -41,7 +41,7 @@ use super::stream::EventStream;
 use crate::answer;
 use crate::gpu::selector;
 use crate::kernel::ExtraDevice;
-use crate::model::report::{Coverage, FileReport, Report};
+use crate::model::report::Report;
 use crate::render::json;
 
 /// Connections at the same time.
@@ -54,9 +54,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const CORE_PATIENCE: Duration = Duration::from_secs(10);
 /// Head of a request.
 const MOST_HEAD: usize = 16 << 10;
-/// Enough for most answers about few files, and for each of many.
-const FIRST_BUFFER: usize = 16 << 10;
-const BYTES_PER_FILE: usize = 384;
 /// What is told to the daemon.
 const MOST_BODY: usize = 64 << 10;
 /// Answers put together at the same time.
@@ -245,14 +242,14 @@ impl IntoResponse for Failure {
 
 /// On one line: programs read it, and `gpu-tracer holders --format json` lays it out for people.
 fn document<T: serde::Serialize + ?Sized>(status: StatusCode, value: &T) -> Response {
-    document_of(status, value, 0)
+    let mut text = Vec::new();
+    let written = json::write_line(value, &mut text);
+    line(status, written.map(|()| text))
 }
 
-/// The same, about so many files.
-fn document_of<T: serde::Serialize + ?Sized>(status: StatusCode, value: &T, files: usize) -> Response {
-    let mut text = Vec::with_capacity(FIRST_BUFFER + files * BYTES_PER_FILE);
-    match json::write_line(value, &mut text) {
-        Ok(()) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
+fn line(status: StatusCode, text: std::io::Result<Vec<u8>>) -> Response {
+    match text {
+        Ok(text) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
@@ -262,7 +259,7 @@ async fn holders(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    server.answer(viewer, query, |report| document_of(StatusCode::OK, report, report.files.len())).await
+    server.answer(viewer, query, |report| line(StatusCode::OK, json::answer::report(report))).await
 }
 
 async fn files(
@@ -270,27 +267,7 @@ async fn files(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    server
-        .answer(viewer, query, |report| document_of(StatusCode::OK, &Files::of(report), report.files.len()))
-        .await
-}
-
-/// The part of a report that `/v1/files` gives.
-#[derive(serde::Serialize)]
-struct Files<'a> {
-    schema: u32,
-    taken_at: &'a str,
-    boot_id: &'a str,
-    plan: &'a str,
-    coverage: &'a Coverage,
-    files: &'a [FileReport],
-}
-
-impl<'a> Files<'a> {
-    fn of(report: &'a Report) -> Self {
-        let Report { schema, taken_at, boot_id, plan, coverage, files, .. } = report;
-        Self { schema: *schema, taken_at, boot_id, plan, coverage, files }
-    }
+    server.answer(viewer, query, |report| line(StatusCode::OK, json::answer::files(report))).await
 }
 
 async fn status(
@@ -362,9 +339,7 @@ impl Server {
         let seen = self.ask(Order::Look(reply), answer).await?;
         let idle = Arc::clone(&self.idle);
         let answer = move || {
-            let mut report = put_together(&seen, &query, viewer)?;
-            // As long as the report; two of them at a time are enough.
-            drop(seen);
+            let mut report = put_together(seen, &query, viewer)?;
             locked(&idle).add_to(&mut report);
             Ok(write(&report))
         };
@@ -396,7 +371,7 @@ async fn note_idle(
     }
 }
 
-fn put_together(seen: &Seen, query: &Query, viewer: Viewer) -> Result<Report, Failure> {
+fn put_together(seen: Seen, query: &Query, viewer: Viewer) -> Result<Report, Failure> {
     for device in &query.devices {
         let known = seen.devices.table.identify(device.number);
         if known.is_none_or(|known| known.name != device.name) {
@@ -409,7 +384,7 @@ fn put_together(seen: &Seen, query: &Query, viewer: Viewer) -> Result<Report, Fa
     }
     let selection = selector::resolve(&query.gpus, &seen.devices.gpus, &seen.devices.table)
         .map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
-    let mut report = answer::report(&seen.devices, &seen.looked, &seen.roles, seen.cost);
+    let mut report = seen.into_report();
     answer::narrow(&mut report, &selection);
     viewer.narrow(&mut report);
     Ok(report)

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::core::Core;
-use crate::answer::{half_gone, half_gone_task, pid_namespace};
+use crate::answer::{
+    half_gone, half_gone_task, module_references, opening_task, opening_tasks, pid_namespace,
+};
 use crate::kernel::{Answer, Btf, boot_now};
 use crate::ledger::FileState;
 use crate::model::event::{Event, EventKind};
-use crate::model::{FileKey, Missing, ProcessId, Snapshot, counted};
+use crate::model::{DeviceNumber, FileKey, Missing, ProcessId, Snapshot, counted};
 use crate::probe::events::{FileChecked, RememberedFile};
 use crate::probe::{Iterators, ProbeError, waiting};
 
@@ -41,7 +43,8 @@ impl Core {
         }
         self.look_once()?;
         let mut looks = 1;
-        if asked && self.hangs == 0 && self.ledger.is_in_doubt() {
+        let in_doubt = self.ledger.is_in_doubt() || !self.uncounted.is_empty();
+        if asked && self.hangs == 0 && in_doubt {
             thread::sleep(BETWEEN_LOOKS);
             self.look_once()?;
             looks = 2;
@@ -106,6 +109,7 @@ impl Core {
         waiting::explain(Path::new("/proc"), &mut snapshot);
         self.judge_half_gone(&snapshot);
         let drift = self.ledger.reconcile(&snapshot);
+        self.recall();
         self.note_pending();
         let news = !drift.changes.is_empty();
         self.learn_uids(&snapshot);
@@ -113,13 +117,45 @@ impl Core {
         self.write_down_standing();
         self.missing = snapshot.missing.clone();
         self.missing.extend(pid_namespace());
-        let strangers = &self.strangers;
-        let half_gone = half_gone(&snapshot).into_iter();
-        let unknown = half_gone.filter(|task| strangers.contains(&(task.tid, task.start_ns)));
-        self.missing.extend(unknown.map(|task| half_gone_task(&task)));
+        self.compare_with_modules(&snapshot);
+        self.note_opening(&snapshot);
         self.follow(&snapshot)?;
         self.describe_newcomers();
         Ok(news)
+    }
+
+    /// Tasks inside the driver's open that nobody told of: they were there before the driver was followed, or it is not.
+    fn note_opening(&mut self, snapshot: &Snapshot) {
+        let opening = opening_tasks(snapshot);
+        if opening.is_empty() {
+            return;
+        }
+        let told: HashSet<u32> =
+            self.ledger.view().files.iter().filter_map(|file| opener(file.state)).collect();
+        let untold = opening.iter().filter(|task| !told.contains(&task.tid));
+        self.missing.extend(untold.map(opening_task));
+    }
+
+    /// The kernel's count of what refers to the driver's modules tells of files that nobody has seen, and whether a task that is
+    /// half-way through exit can have any.
+    fn compare_with_modules(&mut self, snapshot: &Snapshot) {
+        let others = if snapshot.modules.uses.is_empty() { Vec::new() } else { self.not_found(snapshot) };
+        let uncounted = snapshot.modules.unaccounted(&others);
+        self.missing.extend(module_references(&self.uncounted, &uncounted));
+        self.uncounted = uncounted;
+        if !snapshot.modules.add_up(&others) {
+            let strangers = &self.strangers;
+            let half_gone = half_gone(snapshot).into_iter();
+            let unknown = half_gone.filter(|task| strangers.contains(&(task.tid, task.start_ns)));
+            self.missing.extend(unknown.map(|task| half_gone_task(&task)));
+        }
+    }
+
+    /// Devices of files that are known to live and are in no table.
+    fn not_found(&self, snapshot: &Snapshot) -> Vec<DeviceNumber> {
+        let found: HashSet<FileKey> = snapshot.files.iter().map(|file| file.key).collect();
+        let living = self.ledger.living().into_iter();
+        living.filter(|file| !found.contains(&file.file)).map(|file| file.device).collect()
     }
 
     /// What a task that is half-way through exit had is known if it was seen before that. Of one that was so far gone
@@ -134,13 +170,14 @@ impl Core {
         }
     }
 
-    /// Does the kernel tell of every open, and of what every task has when it exits?
+    /// Does the kernel tell of every open, and of what every task has when it exits, or at least when it does not?
     fn sees_every_open(&self) -> bool {
         let works = |name: &str| {
             self.source.as_ref().is_some_and(|source| {
-                source.hooks().iter().any(|hook| {
-                    hook.hook == name && matches!(hook.works, Answer::Yes) && hook.detail.is_none()
-                })
+                source
+                    .hooks()
+                    .iter()
+                    .any(|hook| hook.hook == name && matches!(hook.works, Answer::Yes) && !hook.blind)
             })
         };
         self.rechecks && works("cgroup/dev") && works("sched_process_exit")
@@ -208,6 +245,11 @@ impl Core {
             Err(error) => super::log::warning(&format!("the programs cannot be loaded again: {error}")),
         }
     }
+}
+
+/// Who is opening a file.
+fn opener(state: FileState) -> Option<u32> {
+    if let FileState::Opening { task, .. } = state { Some(task.tid) } else { None }
 }
 
 /// Processor time of this process, with the threads that read for it.

@@ -5,11 +5,11 @@
 
 /// Bytes from which an allocation is a mapping of its own, and is given back to the kernel when it is freed.
 #[cfg(target_env = "gnu")]
-const MAPPED_FROM: libc::c_int = 8 << 20;
+const MAPPED_FROM: libc::c_int = 1 << 20;
 /// Free bytes at the end of the heap that are kept for the next time, until nobody has asked for a while ([`give_back`]):
 /// pages that come and go with every answer are a tenth of what it costs.
 #[cfg(target_env = "gnu")]
-const KEPT: libc::c_int = 8 << 20;
+const KEPT: libc::c_int = 4 << 20;
 
 /// Should be called before threads are started.
 pub(super) fn be_modest() {

@@ -42,6 +42,14 @@ pub(super) fn text(status: &Status) -> String {
     ] {
         page.line("gpu_tracer_drift_total", &[("kind", kind)], count as f64);
     }
+    page.head(
+        "gpu_tracer_gap_open_since_seconds",
+        "gauge",
+        "Since when the record lacks something, Unix time, by cause; none while nothing is missing.",
+    );
+    for gap in &status.open_gaps {
+        page.line("gpu_tracer_gap_open_since_seconds", &[("cause", &gap.cause)], gap.since_unix);
+    }
     let journal = &status.journal;
     let writing = u8::from(journal.state == crate::journal::State::Writing);
     page.head(
@@ -65,6 +73,12 @@ pub(super) fn text(status: &Status) -> String {
         ("gpu_tracer_looks_total", "counter", "Looks at the kernel.", counts.looks as f64),
         ("gpu_tracer_rechecks_total", "counter", "Looks at files on their way out.", counts.rechecks as f64),
         ("gpu_tracer_answers_total", "counter", "Answers to who holds what.", counts.answers as f64),
+        (
+            "gpu_tracer_gaps_total",
+            "counter",
+            "Holes in the record that a look has closed.",
+            counts.gaps as f64,
+        ),
         (
             "gpu_tracer_last_look_seconds",
             "gauge",

@@ -21,6 +21,7 @@ mod following;
 mod http;
 mod idle;
 mod inbox;
+mod judging;
 mod lastly;
 mod log;
 mod looking;
@@ -29,6 +30,7 @@ mod metrics;
 mod notify;
 mod pace;
 mod peer;
+mod recollection;
 mod recording;
 mod sampler;
 mod settings;
@@ -51,6 +53,7 @@ pub use self::watch::{Watching, watch};
 use self::core::Core;
 use self::describer::Describer;
 use self::idle::IdleMemory;
+use self::judging::Judge;
 use self::lastly::Lastly;
 use self::notify::Manager;
 use self::sampler::Sampler;
@@ -96,9 +99,13 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let (group, idle) = (settings.group.clone(), IdleMemory::open(&settings.state_dir));
     let every = settings.measure_memory.filter(|_| settings.retention.is_some());
     let sampler = Sampler::start(every, outbox.clone()).context("cannot start a thread")?;
+    let judge = Judge::start(outbox.clone()).context("cannot start a thread")?;
     let mut core = Core::new(settings, devices, source, iterators, describer, Some(lastly));
     core.open_journal();
     core.sampler = sampler;
+    if core.recorder.is_some() {
+        core.judge = judge;
+    }
     core.take_events()?;
     core.look(true)?;
     core.remember_being_alive();
@@ -110,6 +117,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let ended = core.run(&inbox, Some(&signals), &manager);
     manager.tell("STOPPING=1");
     core.remember_being_alive();
+    core.keep(true);
     core.close_journal();
     drop(socket);
     ended
@@ -127,8 +135,9 @@ fn attach(
     if settings.plan == Plan::Snapshot {
         return Ok(None);
     }
-    let driver = matches!(settings.plan, Plan::Auto | Plan::Full);
-    let mut options = Options { pin_dir, driver, ..Options::default() };
+    let calls = settings.plan == Plan::Exhaustive;
+    let driver = calls || matches!(settings.plan, Plan::Auto | Plan::Full);
+    let mut options = Options { pin_dir, driver, calls, ..Options::default() };
     if let Some(bytes) = settings.ring_bytes {
         options.ring_bytes = bytes;
     }
@@ -146,6 +155,9 @@ fn attach(
     match attached {
         Ok(source) => {
             driver::judge(settings.plan, &source.driver_state())?;
+            if calls {
+                driver::judge_calls(&source)?;
+            }
             for hook in source.hooks().iter().filter(|hook| hook.works != kernel::Answer::Yes) {
                 let why = hook.detail.as_deref().unwrap_or("this kernel does not have it");
                 log::warning(&format!("no hook at {}: {why}", hook.hook));

@@ -3,6 +3,7 @@
 //! The kernel says who is at the other end of a unix socket. Root and the members of one group see everything; everybody
 //! else sees their own processes, how many others there are, and how much was withheld.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -117,18 +118,20 @@ impl Viewer {
         let before = report.holders.len();
         report.holders.retain(|holder| self.may_see(Some(holder.uid)));
         let withheld = before - report.holders.len();
-        let held = |id: u64| {
-            report.holders.iter().flat_map(|holder| &holder.devices).any(|device| device.files.contains(&id))
-        };
-        let own: Vec<bool> = report.files.iter().map(|file| held(file.id)).collect();
-        for (file, own) in report.files.iter_mut().zip(own) {
-            if !own {
+        let held = report.holders.iter().flat_map(|holder| &holder.devices).flat_map(|device| &device.files);
+        let own: HashSet<u64> = held.copied().collect();
+        for file in &mut report.files {
+            if !own.contains(&file.id) {
                 (file.opener, file.opened_at, file.opened_exact, file.task) = (None, None, false, None);
             }
         }
         // What stands there may name processes of others.
-        for missing in report.coverage.missing.iter_mut().filter(|missing| missing.what == HALF_EXITED) {
-            HALF_EXITED_OF_SOMEBODY.clone_into(&mut missing.why);
+        for missing in &mut report.coverage.missing {
+            match missing.what.as_str() {
+                HALF_EXITED => HALF_EXITED_OF_SOMEBODY.clone_into(&mut missing.why),
+                OPENING => OPENING_BY_SOMEBODY.clone_into(&mut missing.why),
+                _ => {}
+            }
         }
         report.coverage.missing.dedup();
         if withheld > 0 {
@@ -147,6 +150,10 @@ impl Viewer {
 
 const HALF_EXITED: &str = "half-exited-task";
 const HALF_EXITED_OF_SOMEBODY: &str = "a task is half-way through its exit, and what it has not released yet cannot be seen; ask as root which one";
+
+const OPENING: &str = "opening";
+const OPENING_BY_SOMEBODY: &str =
+    "a task is inside the driver's open, and what it opens is in no table yet; ask as root which one";
 
 /// Supplementary groups of the peer: `SO_PEERGROUPS`, Linux 4.13.
 fn groups_of(socket: impl AsFd) -> std::io::Result<Vec<u32>> {
@@ -210,9 +217,9 @@ mod tests {
             Opener { pid: 1, start_ns: 1, comm: "secret".into(), cmdline: "secret".into(), alive: true };
         let file = |id| FileReport {
             id,
-            device: "nvidia0".to_owned(),
+            device: "nvidia0".into(),
             gpu: Some(0),
-            state: "open".to_owned(),
+            state: "open".into(),
             since: None,
             for_ms: None,
             task: Some(TaskReport { pid: 1, tid: 1 }),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::core::Core;
 use super::log;
-use crate::journal::{self, Health, Options, State};
+use crate::journal::{self, GivenVerdict, Health, Options, State};
 use crate::kernel::{self, boot_now};
 use crate::model::change::Change;
 use crate::model::{GpuMemory, ProcessId};
@@ -89,9 +89,15 @@ impl Core {
         }
     }
 
+    pub(super) fn write_down_verdicts(&mut self, at_ns: u64, verdicts: Vec<GivenVerdict>) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.verdicts(at_ns, verdicts);
+        }
+    }
+
     /// Memory is worth measuring while somebody holds a device, and once after that.
     pub(super) fn want_memory(&mut self) {
-        let held = !self.ledger.living().is_empty();
+        let held = !self.ledger.is_idle();
         if held || self.was_held {
             self.sampler.want();
         }

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::core::Core;
 use super::tell::wall;
 use crate::journal::Health;
-use crate::kernel::Answer;
-use crate::ledger::View;
+use crate::kernel::{Answer, Clock};
+use crate::ledger::{Ledger, OpenGap, View};
 use crate::model::report::{Coverage, MissingReport};
 use crate::model::{DeviceNumber, counted};
 use crate::probe::events::Start;
@@ -22,7 +22,7 @@ pub struct Status {
     pub version: String,
     /// PID of the daemon.
     pub pid: u32,
-    /// `full`, `lean` or `snapshot`: what is in effect now.
+    /// `full`, `lean`, `exhaustive` or `snapshot`: what is in effect now.
     pub plan: String,
     /// How it came to its hooks: `fresh`, `resumed`, `replaced`, or `none`.
     pub start: String,
@@ -42,6 +42,9 @@ pub struct Status {
     pub drift: Drift,
     /// Holes in the record, oldest first.
     pub gaps: Vec<GapReport>,
+    /// Holes that no complete look has closed yet.
+    #[serde(default)]
+    pub open_gaps: Vec<OpenGapReport>,
     /// How much there is of everything.
     pub counts: Counts,
     /// By device and state: open files.
@@ -90,6 +93,21 @@ pub struct GapReport {
     pub events: Option<u64>,
 }
 
+/// A hole in the record that the next complete look will close: until then something may be missing that happened in it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpenGapReport {
+    /// The last moment before it that is known, wall clock, RFC 3339.
+    pub since: String,
+    /// The same in seconds, Unix time.
+    pub since_unix: f64,
+    /// When it was noticed last, wall clock, RFC 3339.
+    pub noticed: String,
+    /// In a stable word.
+    pub cause: String,
+    /// Events lost so far, where that is the cause.
+    pub events: Option<u64>,
+}
+
 /// Numbers that only grow, and some that do not.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Counts {
@@ -114,6 +132,9 @@ pub struct Counts {
     /// Answers to who holds what.
     #[serde(default)]
     pub answers: u64,
+    /// Holes in the record that were closed, those that `gaps` does not list any more as well.
+    #[serde(default)]
+    pub gaps: u64,
 }
 
 /// The last look.
@@ -196,6 +217,7 @@ impl Core {
                 stale: drift.stale,
             },
             gaps: self.gaps(),
+            open_gaps: open_gaps(&self.ledger, &self.clock),
             counts: Counts {
                 files: view.files.len() as u64,
                 holders: view.holders.len() as u64,
@@ -207,6 +229,7 @@ impl Core {
                 looks: self.counters.looks,
                 rechecks: self.counters.rechecks,
                 answers: self.counters.answers,
+                gaps: self.gaps_closed(),
             },
             files: self.files_by_device(&view),
             holders: self.holders_by_device(&view),
@@ -222,14 +245,21 @@ impl Core {
     /// In one line, for the service manager.
     pub(super) fn in_a_sentence(&self) -> String {
         let view = self.ledger.view();
-        let gaps = self.ledger.gaps().entries().len() as u64 + self.ledger.gaps().dropped();
+        let open = match self.ledger.open_gaps().len() {
+            0 => String::new(),
+            open => format!(", {open} not closed yet"),
+        };
         format!(
-            "plan {}: {}, {}, {} in the record",
+            "plan {}: {}, {}, {} in the record{open}",
             self.plan_word(),
             counted(view.files.len(), "open file", "open files"),
             counted(view.holders.len(), "holder", "holders"),
-            counted(gaps, "gap", "gaps")
+            counted(self.gaps_closed(), "gap", "gaps")
         )
+    }
+
+    fn gaps_closed(&self) -> u64 {
+        self.ledger.gaps().entries().len() as u64 + self.ledger.gaps().dropped()
     }
 
     fn start_word(&self) -> &'static str {
@@ -299,6 +329,17 @@ impl Core {
     }
 }
 
+fn open_gaps(ledger: &Ledger, clock: &Clock) -> Vec<OpenGapReport> {
+    let report = |gap: &OpenGap| OpenGapReport {
+        since: wall(clock, gap.from_ns),
+        since_unix: clock.wall(gap.from_ns).as_millisecond() as f64 / 1000.0,
+        noticed: wall(clock, gap.noticed_ns),
+        cause: gap.cause.word(),
+        events: gap.cause.events(),
+    };
+    ledger.open_gaps().iter().map(report).collect()
+}
+
 /// Processor time of this process, all threads.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
@@ -309,4 +350,42 @@ fn rss_kib() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Snapshot;
+    use crate::model::change::GapCause;
+    use crate::model::snapshot::Source;
+
+    #[test]
+    fn a_gap_is_told_while_it_is_open_with_its_cause_and_since_when() {
+        let clock = Clock { boot_to_wall_offset: 1_700_000_000_000_000_000 };
+        let mut ledger = Ledger::new();
+        assert_eq!(open_gaps(&ledger, &clock), []);
+        ledger.note_gap(5_500_000_000, 6_000_000_000, GapCause::Lost { cause: "ring-full", count: 7 });
+        ledger.note_gap(5_800_000_000, 6_250_000_000, GapCause::Lost { cause: "ring-full", count: 3 });
+        let expected = OpenGapReport {
+            since: "2023-11-14T22:13:25.500Z".to_owned(),
+            since_unix: 1_700_000_005.5,
+            noticed: "2023-11-14T22:13:26.250Z".to_owned(),
+            cause: "ring-full".to_owned(),
+            events: Some(10),
+        };
+        assert_eq!(open_gaps(&ledger, &clock), [expected]);
+        let look = |taken_ns| Snapshot {
+            taken_ns,
+            source: Source::Iterators,
+            tasks: Vec::new(),
+            files: Vec::new(),
+            references: Vec::new(),
+            missing: Vec::new(),
+            modules: crate::model::ModuleUses::default(),
+        };
+        ledger.reconcile(&look(6_100_000_000));
+        assert_eq!(open_gaps(&ledger, &clock).len(), 1, "noticed after that look was begun");
+        ledger.reconcile(&look(6_300_000_000));
+        assert_eq!((open_gaps(&ledger, &clock), ledger.gaps().entries().len()), (Vec::new(), 1));
+    }
 }

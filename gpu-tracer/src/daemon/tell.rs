@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::kernel::{Clock, Devices};
 use crate::ledger::Ledger;
 use crate::model::ProcessId;
-use crate::model::change::{Change, ChangeKind, Killer, ReleasedHow};
+use crate::model::change::{Change, ChangeKind, Killer};
 use crate::model::event::{Exit, TaskId};
 use crate::model::happening::{Happening, Party};
 
@@ -36,7 +36,6 @@ impl Names<'_> {
             device,
             gpu,
             process: change.process.map(|process| self.party(process)),
-            exact: true,
             ..Happening::default()
         };
         self.fill(&mut line, &change.kind);
@@ -44,10 +43,9 @@ impl Names<'_> {
     }
 
     fn fill(&self, line: &mut Happening, kind: &ChangeKind) {
-        line.what = kind.word().to_owned();
+        (line.what, line.exact) = (kind.word().to_owned(), !kind.is_by_then());
         match kind {
-            ChangeKind::Opened { opener, exact } => {
-                line.exact = *exact;
+            ChangeKind::Opened { opener, .. } => {
                 if let Some(process) = &mut line.process {
                     process.comm = opener.comm.clone();
                 }
@@ -56,16 +54,13 @@ impl Names<'_> {
             ChangeKind::OpenFailed { error } => line.errno = Some(-error).filter(|errno| *errno > 0),
             ChangeKind::Inherited { from } => line.from = vec![self.party(*from)],
             ChangeKind::HandedOver { from } => line.from = self.parties(from.iter().copied()),
-            ChangeKind::Closed { cause } => {
-                (line.exact, line.cause) = (false, Some(cause.word().to_owned()));
-            }
+            ChangeKind::Closed { cause } => line.cause = Some(cause.word().to_owned()),
             ChangeKind::Renamed { tid, old, new } => {
                 line.tid = line.process.as_ref().is_some_and(|process| process.pid != *tid).then_some(*tid);
                 (line.old, line.new) = (Some(old.clone()), Some(new.clone()));
             }
             ChangeKind::Execed { comm } => line.new = Some(comm.clone()),
             ChangeKind::Reparented { from, to } => {
-                line.exact = false;
                 let bare = |pid: &u32| Party { pid: *pid, ..Party::default() };
                 (line.from, line.by) = (vec![bare(from)], vec![bare(to)]);
             }
@@ -86,7 +81,6 @@ impl Names<'_> {
             }
             ChangeKind::Detached { by } => line.by = self.parties(by.iter().map(|task| task.process)),
             ChangeKind::Released { how, last_holder, after_kill_ns, after_exit_ns } => {
-                line.exact = matches!(how, ReleasedHow::Seen);
                 line.cause = Some(how.word().to_owned());
                 line.process = line.process.take().or_else(|| last_holder.map(|last| self.party(last)));
                 line.after_kill_us = after_kill_ns.map(|ns| ns / 1000);
@@ -97,14 +91,16 @@ impl Names<'_> {
                 (line.cause, line.count) = (Some(gap.cause.word()), gap.cause.events());
             }
             ChangeKind::Module { name, .. } => line.cause = Some(name.clone()),
-            ChangeKind::Mapped
+            ChangeKind::Mapped { .. }
             | ChangeKind::Unmapped
             | ChangeKind::DescriptorsClosed
             | ChangeKind::Queued
             | ChangeKind::Registered
             | ChangeKind::Pinned
-            | ChangeKind::Found => line.exact = false,
-            ChangeKind::Exited | ChangeKind::Unreferenced | ChangeKind::Deferred => {}
+            | ChangeKind::Found
+            | ChangeKind::Exited
+            | ChangeKind::Unreferenced
+            | ChangeKind::Deferred => {}
         }
     }
 

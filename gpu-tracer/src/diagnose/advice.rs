@@ -68,6 +68,15 @@ fn manager(finding: &Finding) -> Option<(String, String)> {
     Some((format!("Stop {unit}, which may start it again otherwise"), format!("systemctl stop {unit}")))
 }
 
+/// What may refer to the driver and is no open file.
+pub(super) fn kernel_clients() -> Advice {
+    step(
+        "No signal reaches a kernel client: see which modules use the driver (nvidia_peermem, nvidia_drm), and unload or stop what \
+         is not needed.",
+        Some("grep -E '^(nvidia|gdrdrv)' /proc/modules".to_owned()),
+    )
+}
+
 /// Waiting, as a command.
 pub(super) fn waiting(gpu: Option<u32>, text: &str) -> Advice {
     let selector = gpu.map_or_else(|| "all".to_owned(), |gpu| gpu.to_string());

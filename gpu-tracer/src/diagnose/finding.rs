@@ -36,7 +36,7 @@ pub(super) fn sharers(holders: &[Holder]) -> Sharers {
 
 /// A holder as it concerns `gpu`.
 pub(super) fn finding(input: &Input, gpu: Option<u32>, holder: &Holder, sharers: &Sharers) -> Finding {
-    let going = going(holder, input.waits.get(&holder.tid));
+    let going = going(holder, input.waits.get(&holder.tid), is_releasing(input, holder));
     let concerned = holder.devices.iter().filter(|held| held.gpu.is_none() || held.gpu == gpu);
     let sum = |pick: fn(&crate::model::report::HeldDevice) -> u64| {
         concerned.clone().map(pick).fold(0u64, u64::saturating_add)
@@ -92,12 +92,19 @@ pub(super) fn finding(input: &Input, gpu: Option<u32>, holder: &Holder, sharers:
         ending,
         killable_because: because,
         waits_in: place.map(|place| place.word().to_owned()),
+        runs: place.is_some() && holder.state == "R",
         waits,
         evidence: Vec::new(),
     };
     finding.evidence = evidence(input, holder, &finding, &openers);
     finding.evidence.extend(shared(holder, sharers).filter(|_| openers.is_empty()));
     finding
+}
+
+/// Is its task inside the driver's release, as somebody who follows the driver has seen? The stack of one that runs is not to be had.
+fn is_releasing(input: &Input, holder: &Holder) -> bool {
+    let releasing = input.report.files.iter().filter(|file| file.state == "releasing");
+    releasing.filter_map(|file| file.task).any(|task| (task.pid, task.tid) == (holder.pid, holder.tid))
 }
 
 /// Who opened what it holds, each once, as far as that was recorded.
@@ -244,7 +251,8 @@ pub(super) fn half_gone(input: &Input, task: &HalfGone, why: Fact) -> Finding {
         ending: !lasting,
         killable_because: because.to_owned(),
         waits_in: Some(place.word().to_owned()),
-        waits: Some(waits(task.tid, task.wchan.as_deref(), place, wait)),
+        runs: task.state == "R",
+        waits: Some(waits((task.tid, &task.state), task.wchan.as_deref(), place, wait)),
         memory_mib: input
             .claims
             .iter()

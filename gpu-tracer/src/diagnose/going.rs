@@ -40,7 +40,9 @@ pub(super) const ENDING: &str =
 /// What SIGKILL does to this holder.
 ///
 /// Nothing is called stuck for one look: a task is in the driver, in D state, for some hundred ms of an ordinary exit.
-pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
+///
+/// `releasing`: its task was seen to enter the driver's release, and not to leave it.
+pub(super) fn going(holder: &Holder, wait: Option<&Wait>, releasing: bool) -> Going {
     let said = |word: &str| holder.why.iter().any(|why| why == word);
     let killed = holder.sigkill_pending || holder.exiting;
     let uninterruptible = holder.state == "D";
@@ -51,14 +53,13 @@ pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
         let because = "It is PID 1: the system ends with it.".to_owned();
         return Going { killable: false, ..Going::with_place(holder, because) };
     }
-    if said("kernel-client") {
-        let because = "The kernel itself holds it: there is no process to kill.".to_owned();
-        return Going { killable: false, ..Going::with_place(holder, because) };
-    }
     if said("frozen") {
         return frozen(holder, uninterruptible);
     }
-    let place = place(holder.wchan.as_deref(), &holder.stack);
+    let place = match place(holder.wchan.as_deref(), &holder.stack) {
+        Place::Kernel if releasing => Place::GpuDriver,
+        place => place,
+    };
     if said("dumping-core") {
         let blocked = uninterruptible && !matches!(place, Place::CoreDump | Place::Kernel | Place::Memory);
         return if blocked {
@@ -77,6 +78,12 @@ pub(super) fn going(holder: &Holder, wait: Option<&Wait>) -> Going {
     let in_driver = place == Place::GpuDriver || in_gpu_driver(&holder.stack);
     match (killed, holder.state.as_str()) {
         (true, "D") if lasting => stuck(holder, place, wait, PENDING),
+        (true, "R") if lasting && releasing => stuck(
+            holder,
+            place,
+            wait,
+            "It runs in the driver's release of the device, which no signal ends. It goes when the driver is done.",
+        ),
         (true, "R") if lasting && in_driver || unmoved && holder.sigkill_pending => stuck(
             holder,
             place,
@@ -122,13 +129,19 @@ fn stuck(holder: &Holder, place: Place, wait: Option<&Wait>, because: &str) -> G
         ending: false,
         because: because.to_owned(),
         place: Some(place),
-        waits: Some(waits(holder.tid, holder.wchan.as_deref(), place, wait)),
+        waits: Some(waits((holder.tid, &holder.state), holder.wchan.as_deref(), place, wait)),
     }
 }
 
-/// One sentence on where a task waits.
-pub(super) fn waits(tid: u32, wchan: Option<&str>, place: Place, wait: Option<&Wait>) -> String {
-    let mut text = format!("Task {tid} {}", place.words());
+/// One sentence on where a task waits, or runs.
+pub(super) fn waits(
+    (tid, state): (u32, &str),
+    wchan: Option<&str>,
+    place: Place,
+    wait: Option<&Wait>,
+) -> String {
+    let words = if state == "R" { place.running_words() } else { place.words() };
+    let mut text = format!("Task {tid} {words}");
     if let Some(wchan) = wchan.filter(|wchan| !wchan.is_empty()) {
         text.push_str(&format!(" ({wchan})"));
     }
@@ -157,7 +170,8 @@ impl Going {
             ending: false,
             because,
             place: shown.then_some(place),
-            waits: (holder.state == "D").then(|| waits(holder.tid, holder.wchan.as_deref(), place, None)),
+            waits: (holder.state == "D")
+                .then(|| waits((holder.tid, &holder.state), holder.wchan.as_deref(), place, None)),
         }
     }
 }
@@ -194,7 +208,7 @@ mod tests {
             wchan: Some("percpu_rwsem_wait".to_owned()),
             ..holder(&["stuck-in-kernel"], "D")
         };
-        let going = going(&holder, Some(&after(LASTING)));
+        let going = going(&holder, Some(&after(LASTING)), false);
         assert!(!going.killable);
         assert_eq!(going.place, Some(Place::FrozenFileSystem));
         let waits = going.waits.unwrap();
@@ -211,7 +225,7 @@ mod tests {
                 ..holder(&["exiting"], state)
             };
             let is_stuck = |wait: Option<&Wait>| {
-                let going = going(&leaving, wait);
+                let going = going(&leaving, wait, false);
                 assert_ne!(going.killable, !going.ending, "{state}: one of both, {going:?}");
                 !going.killable
             };
@@ -233,31 +247,47 @@ mod tests {
             ..holder(&["stuck-in-kernel"], "R")
         };
         let moving = Wait { unmoved: false, ..after(RESTLESS) };
-        assert!(!going(&in_driver, Some(&moving)).killable);
+        assert!(!going(&in_driver, Some(&moving), false).killable);
         let elsewhere = Holder { stack: Vec::new(), ..in_driver };
-        assert!(going(&elsewhere, Some(&moving)).killable);
-        assert!(!going(&elsewhere, Some(&after(LASTING))).killable);
+        assert!(going(&elsewhere, Some(&moving), false).killable);
+        assert!(!going(&elsewhere, Some(&after(LASTING)), false).killable);
+    }
+
+    #[test]
+    fn one_that_spins_in_a_release_that_was_seen_to_begin_is_in_the_driver_and_does_not_wait() {
+        // Of a task that runs there is no stack, and one that exits has no signal pending.
+        let spinning = Holder { exiting: true, ..holder(&["exiting"], "R") };
+        assert!(going(&spinning, Some(&after(LASTING)), false).ending, "nothing tells");
+        assert!(going(&spinning, None, true).ending, "seen once");
+        let going = going(&spinning, Some(&after(LASTING)), true);
+        assert!(!going.killable && !going.ending, "{going:?}");
+        assert_eq!(going.place, Some(Place::GpuDriver));
+        let waits = going.waits.unwrap();
+        assert!(waits.contains("runs in the GPU driver") && !waits.contains("waits"), "{waits}");
+        assert!(going.because.contains("the driver's release"), "{}", going.because);
     }
 
     #[test]
     fn both_freezers_are_told_apart_by_the_state_they_freeze_in() {
-        assert!(!going(&holder(&["frozen"], "D"), None).killable);
-        assert!(going(&holder(&["frozen"], "S"), None).killable);
+        assert!(!going(&holder(&["frozen"], "D"), None, false).killable);
+        assert!(going(&holder(&["frozen"], "S"), None, false).killable);
     }
 
     #[test]
     fn a_disk_wait_of_a_moment_is_no_reason_to_give_up() {
         let reading = Holder { wchan: Some("folio_wait_bit".to_owned()), ..holder(&["live"], "D") };
-        assert!(going(&reading, Some(&after(RESTLESS))).killable);
+        assert!(going(&reading, Some(&after(RESTLESS)), false).killable);
         let frozen = Holder { wchan: Some("percpu_rwsem_wait".to_owned()), ..holder(&["live"], "D") };
-        assert!(going(&frozen, None).killable, "seen once only");
-        assert!(going(&frozen, Some(&after(Duration::from_millis(100)))).killable, "a call of an instant");
-        assert!(!going(&frozen, Some(&after(LASTING))).killable);
+        assert!(going(&frozen, None, false).killable, "seen once only");
+        assert!(
+            going(&frozen, Some(&after(Duration::from_millis(100))), false).killable,
+            "a call of an instant"
+        );
+        assert!(!going(&frozen, Some(&after(LASTING)), false).killable);
     }
 
     #[test]
-    fn pid_1_and_the_kernel_itself_are_not_to_be_killed() {
-        assert!(!going(&Holder { pid: 1, ..holder(&["live"], "S") }, None).killable);
-        assert!(!going(&holder(&["kernel-client"], "S"), None).killable);
+    fn pid_1_is_not_to_be_killed() {
+        assert!(!going(&Holder { pid: 1, ..holder(&["live"], "S") }, None, false).killable);
     }
 }

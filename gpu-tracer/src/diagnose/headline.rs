@@ -138,7 +138,7 @@ fn stuck(judge: &Judge<'_>) -> Headline {
     let line = format!("{subject} is held by {}{}, which SIGKILL does not end.", who(first), memory(first));
     let mut headline = Headline::from(line);
     if let Some(place) = first.waits_in.as_deref().and_then(Place::of_word) {
-        headline = headline.then(place.brief());
+        headline = headline.then(if first.runs { place.running_brief() } else { place.brief() });
     }
     match stuck.len() - 1 {
         0 => {}

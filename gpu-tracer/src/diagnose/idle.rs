@@ -57,9 +57,9 @@ mod tests {
         let mut one = report(2);
         one.files = vec![FileReport {
             id: 9,
-            device: "nvidia1".to_owned(),
+            device: "nvidia1".into(),
             gpu: Some(1),
-            state: "releasing".to_owned(),
+            state: "releasing".into(),
             since: None,
             for_ms: None,
             task: None,

@@ -76,6 +76,24 @@ impl Place {
         ALL.into_iter().find(|place| place.word() == word)
     }
 
+    /// `runs in ...`: of a task that does not sleep.
+    #[must_use]
+    pub const fn running_words(self) -> &'static str {
+        match self {
+            Self::GpuDriver => "runs in the GPU driver and does not come out",
+            _ => "runs in the kernel and does not come out",
+        }
+    }
+
+    /// The same as a sentence in few words.
+    #[must_use]
+    pub const fn running_brief(self) -> &'static str {
+        match self {
+            Self::GpuDriver => "It runs in the GPU driver.",
+            _ => "It runs in the kernel.",
+        }
+    }
+
     /// `waits in ...`, as part of a sentence.
     #[must_use]
     pub const fn words(self) -> &'static str {

@@ -18,6 +18,7 @@ use crate::model::diagnosis::{
     Advice, Diagnosis, Fact, Finding, GpuVerdict, Innocent, MemoryStory, NvmlReport, Verdict,
 };
 use crate::model::report::{FileReport, Holder, SCHEMA};
+use crate::model::snapshot::MODULE_REFERENCES;
 
 /// Judges every GPU asked about.
 ///
@@ -201,9 +202,16 @@ impl<'a> Judge<'a> {
 
     fn doubts(&self) -> Vec<String> {
         let mut doubts = Vec::new();
+        // Whatever refers to the driver, it keeps no memory of a GPU that shows what it shows when it is idle.
+        let idle = self.gpu.and_then(|gpu| memory::is_noteworthy(self.input, gpu)) == Some(false);
         for missing in &self.input.report.coverage.missing {
-            // Said below of this GPU's own files.
-            if missing.what != "unexplained-references" && !doubts.contains(&missing.why) {
+            let concerns = match missing.what.as_str() {
+                // Said below of this GPU's own files.
+                "unexplained-references" => false,
+                MODULE_REFERENCES => !idle,
+                _ => true,
+            };
+            if concerns && !doubts.contains(&missing.why) {
                 doubts.push(missing.why.clone());
             }
         }
@@ -322,6 +330,10 @@ impl<'a> Judge<'a> {
                     // Nothing is reset for what may only be so.
                     steps.extend(steps_for_it.into_iter().take(1));
                 }
+                if self.input.report.coverage.missing.iter().any(|missing| missing.what == MODULE_REFERENCES)
+                {
+                    steps.push(advice::kernel_clients());
+                }
                 steps.push(advice::step(
                     "Ask again as root on the host. What works here, and what is missing:",
                     Some("gpu-tracer doctor".to_owned()),
@@ -363,14 +375,13 @@ pub(super) struct Releasing {
 
 /// Is it in its state for a moment only?
 fn is_fresh(file: &FileReport, now: &str) -> bool {
-    let moments = file.since.as_deref().map(|since| (since.parse::<Timestamp>(), now.parse::<Timestamp>()));
-    let Some((Ok(since), Ok(now))) = moments else { return false };
-    now.duration_since(since).unsigned_abs() < LASTING
+    let (Some(since), Ok(now)) = (file.since, now.parse::<Timestamp>()) else { return false };
+    now.duration_since(since.timestamp()).unsigned_abs() < LASTING
 }
 
 /// Has nobody any more, and is not released?
 fn is_leaving(file: &FileReport) -> bool {
-    matches!(file.state.as_str(), "releasing" | "deferred" | "detached" | "unreferenced")
+    matches!(&*file.state, "releasing" | "deferred" | "detached" | "unreferenced")
 }
 
 /// May something that holds no GPU's own device keep this GPU's memory? Not if there is none to keep.

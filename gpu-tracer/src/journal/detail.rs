@@ -32,6 +32,9 @@ pub(super) struct Detail {
     pub(super) signal: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) exit_status: Option<u8>,
+    /// Other tasks of the process had yet to exit.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) others_left: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) errno: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,10 +63,9 @@ impl Store {
     /// What a change has beyond its columns.
     pub(super) fn detail(&mut self, db: &Connection, change: &Change) -> rusqlite::Result<Detail> {
         let at_ns = change.at_ns;
-        let mut detail = Detail::default();
+        let mut detail = Detail { by_then: change.kind.is_by_then(), ..Detail::default() };
         let other_task = |tid: u32| change.process.is_some_and(|process| process.tgid != tid).then_some(tid);
         match &change.kind {
-            ChangeKind::Opened { exact, .. } => detail.by_then = !exact,
             ChangeKind::Opening { task } | ChangeKind::Releasing { task } => {
                 detail.tid = (!task.is_leader()).then_some(task.tid);
             }
@@ -75,16 +77,14 @@ impl Store {
                     .map(|from| self.ids.process(db, *from, at_ns))
                     .collect::<rusqlite::Result<_>>()?;
             }
-            ChangeKind::Closed { cause } => {
-                (detail.by_then, detail.cause) = (true, Some(cause.word().to_owned()));
-            }
+            ChangeKind::Closed { cause } => detail.cause = Some(cause.word().to_owned()),
             ChangeKind::Renamed { tid, old, new } => {
                 detail.tid = other_task(*tid);
                 (detail.old, detail.new) = (Some(old.to_text()), Some(new.to_text()));
             }
             ChangeKind::Execed { comm } => detail.new = Some(comm.to_text()),
             ChangeKind::Reparented { from, to } => {
-                (detail.by_then, detail.parents) = (true, Some((*from, *to)));
+                detail.parents = Some((*from, *to));
             }
             ChangeKind::Signalled { by, signal } => {
                 detail.signal = Some(*signal);
@@ -94,7 +94,8 @@ impl Store {
                 detail.signal = Some(libc::SIGKILL);
                 self.blame(db, &mut detail, by, at_ns)?;
             }
-            ChangeKind::Exiting { tid, exit, by, .. } => {
+            ChangeKind::Exiting { tid, group_dead, exit, by } => {
+                detail.others_left = !group_dead;
                 detail.tid = other_task(*tid);
                 ending(&mut detail, *exit);
                 if let Some(by) = by {
@@ -108,7 +109,6 @@ impl Store {
                     .collect::<rusqlite::Result<_>>()?;
             }
             ChangeKind::Released { how, after_kill_ns, after_exit_ns, .. } => {
-                detail.by_then = !matches!(how, crate::model::change::ReleasedHow::Seen);
                 detail.cause = Some(how.word().to_owned());
                 detail.after_kill_us = after_kill_ns.map(|ns| ns / 1000);
                 detail.after_exit_us = after_exit_ns.map(|ns| ns / 1000);
@@ -118,14 +118,17 @@ impl Store {
                 (detail.cause, detail.count) = (Some(gap.cause.word()), gap.cause.events());
             }
             ChangeKind::Module { name, .. } => detail.cause = Some(name.clone()),
-            ChangeKind::Mapped
+            ChangeKind::Opened { .. }
+            | ChangeKind::Mapped { .. }
             | ChangeKind::Unmapped
             | ChangeKind::DescriptorsClosed
             | ChangeKind::Queued
             | ChangeKind::Registered
             | ChangeKind::Pinned
-            | ChangeKind::Found => detail.by_then = true,
-            ChangeKind::Exited | ChangeKind::Unreferenced | ChangeKind::Deferred => {}
+            | ChangeKind::Found
+            | ChangeKind::Exited
+            | ChangeKind::Unreferenced
+            | ChangeKind::Deferred => {}
         }
         Ok(detail)
     }

@@ -28,6 +28,7 @@ mod retention;
 mod schema;
 mod standing;
 mod store;
+mod verdicts;
 mod writer;
 
 #[cfg(test)]
@@ -40,7 +41,7 @@ pub use self::open::{NAME, Opened, Options, open};
 pub use self::reader::{
     Asked, At, Event, Moment, Process, Reader, Reading, Story, TimeError, Window, parse_time,
 };
-pub use self::record::{Lost, ProcessRecord, Record, Standing, StandingFile, StandingHolding};
+pub use self::record::{GivenVerdict, Lost, ProcessRecord, Record, Standing, StandingFile, StandingHolding};
 pub use self::recorder::Recorder;
 pub use self::retention::Retention;
 pub use self::schema::VERSION;

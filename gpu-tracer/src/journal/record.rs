@@ -41,6 +41,26 @@ pub enum Record {
         /// MiB.
         total_mib: Option<u64>,
     },
+    /// What is said of each GPU.
+    Verdicts {
+        /// ns of boot time.
+        at_ns: u64,
+        /// One for each GPU.
+        verdicts: Vec<GivenVerdict>,
+    },
+}
+
+/// What is said of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GivenVerdict {
+    /// Index; `None` stands for the devices that all GPUs share.
+    pub gpu: Option<u32>,
+    /// In a stable word: `free`, `held`, `stuck`, `no-handle`, `unknown`.
+    pub verdict: &'static str,
+    /// The exit status that goes with it.
+    pub status: u8,
+    /// The same as a sentence.
+    pub headline: String,
 }
 
 /// A process as it is at some moment.

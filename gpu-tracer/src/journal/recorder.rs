@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::health::{Health, Shared};
 use super::queue::Queue;
-use super::record::{Lost, ProcessRecord, Record, Standing, StandingFile, StandingHolding};
+use super::record::{GivenVerdict, Lost, ProcessRecord, Record, Standing, StandingFile, StandingHolding};
 use crate::ledger::{Ledger, Origin, View};
 use crate::model::change::{Change, ChangeKind, Killer, SharedDescription};
 use crate::model::{DeviceNumber, DeviceTable, Gpu, ProcessId, RawText};
@@ -125,6 +125,11 @@ impl Recorder {
     /// How much memory of a GPU is used.
     pub fn memory(&mut self, at_ns: u64, gpu: u32, used_mib: Option<u64>, total_mib: Option<u64>) {
         self.other(Record::Memory { at_ns, gpu, used_mib, total_mib });
+    }
+
+    /// What is said of GPUs.
+    pub fn verdicts(&mut self, at_ns: u64, verdicts: Vec<GivenVerdict>) {
+        self.other(Record::Verdicts { at_ns, verdicts });
     }
 
     /// What these say is not missed: it comes again.

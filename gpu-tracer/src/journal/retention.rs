@@ -157,6 +157,8 @@ fn take_out(
     transaction
         .prepare_cached("DELETE FROM memory WHERE boot < ?1 OR (boot = ?1 AND at_ns < ?2)")?
         .execute((boot, at_ns))?;
+    transaction
+        .execute("DELETE FROM verdict WHERE boot < ?1 OR (boot = ?1 AND until_ns < ?2)", (boot, at_ns))?;
     // The record begins later now, and says so.
     transaction.execute("DELETE FROM gap WHERE boot < ?1 OR (boot = ?1 AND to_ns < ?2)", (boot, at_ns))?;
     transaction.execute("DELETE FROM run WHERE boot < ?1 OR (boot = ?1 AND alive_ns < ?2)", (boot, at_ns))?;

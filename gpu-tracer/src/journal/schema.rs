@@ -10,9 +10,9 @@ use super::JournalError;
 /// `gput`, so that `file(1)` and this program know what it is.
 const APPLICATION_ID: i64 = 0x6770_7574;
 /// The layout that this program writes.
-pub const VERSION: i64 = 1;
+pub const VERSION: i64 = 2;
 /// Step N makes version N + 1 out of version N; the first makes everything out of nothing.
-const STEPS: [&str; VERSION as usize] = [include_str!("schema.sql")];
+const STEPS: [&str; VERSION as usize] = [include_str!("schema.sql"), include_str!("schema-2.sql")];
 
 /// What happened, by number. Numbers are in files: words may be added at the end, never moved.
 pub(super) const WORDS: [&str; 29] = [
@@ -109,6 +109,15 @@ pub(super) fn level(since_ns: u64, until_ns: u64) -> i64 {
 /// The level of an interval that has no end yet.
 pub(super) const OPEN_LEVEL: i64 = 64;
 
+/// A database as the first version left it.
+#[cfg(test)]
+pub(super) fn version_1(connection: &Connection) {
+    connection.execute_batch(STEPS[0]).expect("its layout");
+    connection.pragma_update(None, "application_id", APPLICATION_ID).expect("its mark");
+    connection.pragma_update(None, "user_version", 1).expect("its version");
+    add_words(connection).expect("its words");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +165,31 @@ mod tests {
             .query_row("SELECT word FROM word ORDER BY id DESC LIMIT 1", [], |row| row.get(0))
             .unwrap();
         assert_eq!(last, "clock-set");
+    }
+
+    #[test]
+    fn a_journal_of_version_1_gets_what_was_added_and_keeps_what_it_has() {
+        let mut old = Connection::open_in_memory().unwrap();
+        version_1(&old);
+        old.execute_batch(
+            "INSERT INTO boot (boot_id, wall_offset_ns) VALUES ('b', 7);
+             INSERT INTO event (boot, at_ns, what) VALUES (1, 5, 1);",
+        )
+        .unwrap();
+        assert_eq!(check(&old).unwrap(), 1);
+        migrate(&mut old).unwrap();
+        assert_eq!(check(&old).unwrap(), VERSION);
+        let number = |sql: &str| old.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+        assert_eq!((number("SELECT at_ns FROM events"), number("SELECT count(*) FROM verdict")), (5, 0));
+        // As a new file has it: the way there makes no difference.
+        let mut new = Connection::open_in_memory().unwrap();
+        migrate(&mut new).unwrap();
+        let layout = |db: &Connection| -> Vec<String> {
+            let mut select =
+                db.prepare("SELECT coalesce(sql, name) FROM sqlite_schema ORDER BY name").unwrap();
+            select.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+        };
+        assert_eq!(layout(&old), layout(&new));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::detail::Detail;
 use super::ids::{Ids, ns};
 use super::record::{ProcessRecord, Record};
 use super::schema::{level, word_number};
+use super::verdicts;
 use crate::model::change::{Change, ChangeKind, Identity};
 use crate::model::{Gpu, ProcessId};
 
@@ -34,6 +35,7 @@ pub(super) struct Store {
     pub(super) run: i64,
     pub(super) ids: Ids,
     pub(super) files: HashMap<u64, Living>,
+    pub(super) verdicts: HashMap<Option<u32>, verdicts::Standing>,
     /// What has to be added to the core's number of a file to have its row; not 0 where that began anew.
     pub(super) base: u64,
     /// The first look has been taken.
@@ -45,7 +47,15 @@ pub(super) const DROPPING: &str = "dropping";
 
 impl Store {
     pub(super) fn new(boot: i64, run: i64) -> Self {
-        Self { boot, run, ids: Ids::of_boot(boot), files: HashMap::new(), base: 0, looked: false }
+        Self {
+            boot,
+            run,
+            ids: Ids::of_boot(boot),
+            files: HashMap::new(),
+            verdicts: HashMap::new(),
+            base: 0,
+            looked: false,
+        }
     }
 
     /// The row of a file.
@@ -62,6 +72,7 @@ impl Store {
             Record::Gpus(gpus) => self.gpus(db, gpus),
             Record::Alive { at_ns, wall_offset_ns } => self.alive(db, *at_ns, *wall_offset_ns),
             Record::Standing(standing) => self.stand(db, standing),
+            Record::Verdicts { at_ns, verdicts } => self.judged(db, *at_ns, verdicts),
             Record::Memory { at_ns, gpu, used_mib, total_mib } => db
                 .prepare_cached("INSERT OR REPLACE INTO memory VALUES (?1, ?2, ?3, ?4, ?5)")?
                 .execute((self.boot, ns(*at_ns), gpu, used_mib.map(ns), total_mib.map(ns)))

@@ -250,7 +250,9 @@ fn changes(records: &[Record]) -> u64 {
 fn moment(record: &Record) -> Option<u64> {
     match record {
         Record::Change(change) => Some(change.at_ns),
-        Record::Alive { at_ns, .. } | Record::Memory { at_ns, .. } => Some(*at_ns),
+        Record::Alive { at_ns, .. } | Record::Memory { at_ns, .. } | Record::Verdicts { at_ns, .. } => {
+            Some(*at_ns)
+        }
         Record::Standing(standing) => Some(standing.at_ns),
         Record::Process(_) | Record::Device { .. } | Record::Gpus(_) => None,
     }

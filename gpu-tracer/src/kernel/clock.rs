@@ -9,6 +9,8 @@ use std::path::Path;
 use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::model::WallTime;
+
 const NS: i128 = 1_000_000_000;
 
 /// Converts between boot time and wall clock.
@@ -36,6 +38,12 @@ impl Clock {
     #[must_use]
     pub fn wall(&self, boot_ns: u64) -> Timestamp {
         Timestamp::from_nanosecond(i128::from(boot_ns) + self.boot_to_wall_offset).unwrap_or(Timestamp::MAX)
+    }
+
+    /// The same as the JSON contract writes it.
+    #[must_use]
+    pub fn wall_time(&self, boot_ns: u64) -> WallTime {
+        WallTime::from_unix_ns(i128::from(boot_ns) + self.boot_to_wall_offset)
     }
 
     /// Boot time, ns, of a wall clock time; `None` for times before boot.

@@ -3,8 +3,8 @@
 //! At that moment the file at that address referred to nothing yet: whatever had been there is gone, and whatever is seen
 //! there later is that file, or one of which a later touch tells.
 
-use super::hash::Map;
 use super::touches::Touch;
+use crate::model::hash::Map;
 use crate::model::{DeviceNumber, FileKey, ProcessId};
 
 /// Addresses remembered. Opens that fail use the same ones again and again.

@@ -49,6 +49,7 @@ impl Ledger {
                     &mut changes,
                 );
             }
+            EventKind::Mapped { file, task } => self.mapped(at_ns, *file, *task, &mut changes),
             EventKind::ReleaseDeferred { file, device, work } => {
                 let state = FileState::Deferred { since_ns: at_ns };
                 self.leaving(at_ns, *file, *device, state, ChangeKind::Deferred, &mut changes);

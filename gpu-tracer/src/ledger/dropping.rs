@@ -6,12 +6,12 @@
 
 use super::Ledger;
 use super::files::{Dropper, FileRecord, FileState};
-use super::hash::Map;
 use super::resolve::Ways;
 use super::view::HeldFile;
 use super::world::World;
 use crate::model::ProcessId;
 use crate::model::event::{MayWait, TaskId};
+use crate::model::hash::Map;
 
 /// What exiting processes had in fd tables that nobody uses any more: (process, references) by file.
 pub(super) type Dying = Map<u64, Vec<(ProcessId, u64)>>;

@@ -3,7 +3,6 @@
 
 use super::Ledger;
 use super::files::{FileRecord, FileState, HeldBy, Origin};
-use super::hash::{Map, Set};
 use super::lineage::DyingTable;
 use super::openers::{Fresh, Sameness, Scope, slot_of};
 use super::release::of_file;
@@ -11,6 +10,7 @@ use super::resolve::Ways;
 use super::touches::{Asked, Window};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::{HeldAtExit, MayWait, Slot, TaskId};
+use crate::model::hash::{Map, Set};
 use crate::model::{FileKey, ProcessId, TableKey, Via};
 
 /// A task begins to exit.

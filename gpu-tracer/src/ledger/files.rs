@@ -1,9 +1,13 @@
 //! Open files with ids of their own, and where in their lives they are.
 
-use super::hash::Map;
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+
 use super::resolve::Ways;
 use crate::model::change::SharedDescription;
 use crate::model::event::TaskId;
+use crate::model::hash::Map;
 use crate::model::{DeviceNumber, FileKey, ProcessId, RawText, Via};
 
 /// Where in its life an open file is.
@@ -166,10 +170,10 @@ pub(super) struct FileRecord {
     pub(super) seen_ns: Option<u64>,
     /// When that snapshot saw it; 0 where none has had it.
     pub(super) alive_ns: u64,
-    /// The references in that snapshot.
-    pub(super) references: Vec<Via>,
+    /// The references in that snapshot. Most files have one, and so one holder: that is kept in place.
+    pub(super) references: SmallVec<[Via; 1]>,
     /// Ordered by process, each once.
-    pub(super) held_by: Vec<HeldBy>,
+    pub(super) held_by: SmallVec<[HeldBy; 1]>,
     pub(super) droppers: Vec<Dropper>,
     /// Whose `held_by` it was in last, once it is empty.
     pub(super) last_holder: Option<ProcessId>,
@@ -200,8 +204,8 @@ impl FileRecord {
             born_ns,
             seen_ns: None,
             alive_ns: 0,
-            references: Vec::new(),
-            held_by: Vec::new(),
+            references: SmallVec::new(),
+            held_by: SmallVec::new(),
             droppers: Vec::new(),
             last_holder: None,
             doubtful: false,
@@ -239,7 +243,9 @@ const SPACE_KEPT: usize = 1024;
 /// All living files. An address names at most one of them; an id is never used twice.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files {
-    records: Map<u64, FileRecord>,
+    /// In the order in which they were heard of, which is mostly the order in which they lie in memory and in which snapshots
+    /// have them: ten thousand of them do not fit in a processor's cache.
+    records: BTreeMap<u64, Box<FileRecord>>,
     by_key: Map<FileKey, u64>,
     last_id: u64,
 }
@@ -251,11 +257,11 @@ impl Files {
     }
 
     pub(super) fn get(&self, id: u64) -> Option<&FileRecord> {
-        self.records.get(&id)
+        self.records.get(&id).map(Box::as_ref)
     }
 
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut FileRecord> {
-        self.records.get_mut(&id)
+        self.records.get_mut(&id).map(Box::as_mut)
     }
 
     pub(super) fn continue_after(&mut self, last_id: u64) {
@@ -272,7 +278,7 @@ impl Files {
         self.last_id += 1;
         let before = self.by_key.insert(record.key, self.last_id);
         debug_assert!(before.is_none(), "two files at one address");
-        self.records.insert(self.last_id, record);
+        self.records.insert(self.last_id, Box::new(record));
         self.last_id
     }
 
@@ -291,14 +297,13 @@ impl Files {
     pub(super) fn remove(&mut self, id: u64) -> Option<FileRecord> {
         let record = self.records.remove(&id)?;
         self.by_key.remove(&record.key);
-        Some(record)
+        Some(*record)
     }
 
     /// After a crowd of files has gone: gives back what only so many need. Says whether there was anything.
     pub(super) fn shrink(&mut self) -> bool {
-        let spacious = self.records.capacity() > 4 * self.records.len().max(SPACE_KEPT);
+        let spacious = self.by_key.capacity() > 4 * self.by_key.len().max(SPACE_KEPT);
         if spacious {
-            self.records.shrink_to(SPACE_KEPT);
             self.by_key.shrink_to(SPACE_KEPT);
         }
         spacious
@@ -308,11 +313,12 @@ impl Files {
         self.records.len()
     }
 
+    /// Ordered by id.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &FileRecord)> {
-        self.records.iter().map(|(id, record)| (*id, record))
+        self.records.iter().map(|(id, record)| (*id, record.as_ref()))
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut FileRecord)> {
-        self.records.iter_mut().map(|(id, record)| (*id, record))
+        self.records.iter_mut().map(|(id, record)| (*id, record.as_mut()))
     }
 }

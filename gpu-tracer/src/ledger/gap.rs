@@ -17,11 +17,15 @@ pub(super) struct Gaps {
     closed: Bounded<Gap, GAPS_KEPT>,
 }
 
-#[derive(Clone, Debug)]
-struct OpenGap {
-    from_ns: u64,
-    noticed_ns: u64,
-    cause: GapCause,
+/// A hole that no complete snapshot has closed yet: what is known now may lack what happened in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenGap {
+    /// Last moment before it that is known, ns of boot time.
+    pub from_ns: u64,
+    /// When it was noticed last that something may have been missed, ns of boot time.
+    pub noticed_ns: u64,
+    /// Why.
+    pub cause: GapCause,
 }
 
 impl Gaps {
@@ -54,6 +58,11 @@ impl Gaps {
     /// May something have been missed since the last complete snapshot?
     pub(super) fn is_open(&self) -> bool {
         !self.open.is_empty()
+    }
+
+    /// Those that wait for a complete snapshot, in the order in which they were noticed.
+    pub(super) fn still_open(&self) -> &[OpenGap] {
+        &self.open
     }
 
     pub(super) fn closed(&self) -> &Bounded<Gap, GAPS_KEPT> {

@@ -1,10 +1,12 @@
 //! Who refers to a file now, compared with who did before: how each came to it, and how each left.
 
+use smallvec::SmallVec;
+
 use super::Looked;
 use super::files::{Certainty, FileRecord, HeldBy, Origin};
 use super::lineage::Processes;
 use super::release::of_file;
-use super::resolve::Ways;
+use super::resolve::{Resolved, Ways};
 use super::world::World;
 use crate::model::ProcessId;
 use crate::model::change::{Change, ChangeKind, CloseCause};
@@ -21,6 +23,65 @@ pub(super) struct Scene<'a> {
     pub(super) world: &'a World<'a>,
 }
 
+/// Who refers to each file of a snapshot, as processes: (process, how), ordered by process.
+pub(super) struct Holding {
+    entries: Vec<(ProcessId, Ways)>,
+    /// Where each file's entries begin; one more than there are files.
+    starts: Vec<usize>,
+}
+
+impl Holding {
+    pub(super) fn new(resolved: &Resolved<'_>) -> Self {
+        let all =
+            || resolved.holders.iter().flat_map(|holder| holder.held.iter().map(move |held| (holder, held)));
+        let mut starts = vec![0; resolved.files.len() + 1];
+        all().for_each(|(_, (index, _))| starts[index + 1] += 1);
+        (1..starts.len()).for_each(|index| starts[index] += starts[index - 1]);
+        let nobody = (ProcessId { tgid: 0, start_ns: 0 }, Ways::default());
+        let mut entries = vec![nobody; starts.last().copied().unwrap_or(0)];
+        let mut next = starts.clone();
+        // Holders are ordered by process, so the entries of a file are, too.
+        for (holder, (index, ways)) in all() {
+            entries[next[*index]] = (holder.process, *ways);
+            next[*index] += 1;
+        }
+        Self { entries, starts }.merged()
+    }
+
+    /// Makes one entry of those of a process that holds a file through several fd tables.
+    fn merged(mut self) -> Self {
+        let mut kept = 0;
+        let mut from = 0;
+        for index in 0..self.starts.len() - 1 {
+            let end = self.starts[index + 1];
+            let first = kept;
+            for at in from..end {
+                let (process, ways) = self.entries[at];
+                if kept > first && self.entries[kept - 1].0 == process {
+                    self.entries[kept - 1].1.add(ways);
+                } else {
+                    self.entries[kept] = (process, ways);
+                    kept += 1;
+                }
+            }
+            from = end;
+            self.starts[index + 1] = kept;
+        }
+        self.entries.truncate(kept);
+        self
+    }
+
+    pub(super) fn of(&self, index: usize) -> &[(ProcessId, Ways)] {
+        &self.entries[self.starts[index]..self.starts[index + 1]]
+    }
+}
+
+/// Is it held by just these, in these ways?
+pub(super) fn is_held_by(file: &FileRecord, now: &[(ProcessId, Ways)]) -> bool {
+    let as_before = |(held, now): (&HeldBy, &(ProcessId, Ways))| (held.process, held.ways) == *now;
+    now.len() == file.held_by.len() && file.held_by.iter().zip(now).all(as_before)
+}
+
 /// Takes over who holds a file now. `now` is ordered by process, each once.
 pub(super) fn take_holders(
     id: u64,
@@ -30,11 +91,10 @@ pub(super) fn take_holders(
     processes: &Processes,
     changes: &mut Vec<Change>,
 ) {
-    let as_before = |(held, now): (&HeldBy, &(ProcessId, Ways))| (held.process, held.ways) == *now;
-    if now.len() == file.held_by.len() && file.held_by.iter().zip(now).all(as_before) {
+    if is_held_by(file, now) {
         return;
     }
-    let mut held_by = Vec::with_capacity(now.len());
+    let mut held_by = SmallVec::with_capacity(now.len());
     for (process, ways) in now {
         let before = file.holder(*process).copied();
         let mut held = before.map(|held| HeldBy { ways: *ways, ..held }).unwrap_or(HeldBy {
@@ -71,7 +131,7 @@ fn held_by_has(held_by: &[HeldBy], process: ProcessId) -> bool {
 
 fn ways_changed(had: &Ways, has: &Ways, say: &mut impl FnMut(ChangeKind)) {
     if had.maps == 0 && has.maps > 0 {
-        say(ChangeKind::Mapped);
+        say(ChangeKind::Mapped { exact: false });
     }
     if had.maps > 0 && has.maps == 0 {
         say(ChangeKind::Unmapped);

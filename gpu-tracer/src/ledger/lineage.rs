@@ -4,9 +4,9 @@
 //! matters, or it is young enough that the next snapshot may show it to matter. All histories are bounded.
 
 use super::bounded::Bounded;
-use super::hash::{Map, Set};
 use crate::model::change::{Killer, SharedDescription};
 use crate::model::event::{Exit, MayWait};
+use crate::model::hash::{Map, Set};
 use crate::model::{ProcessId, RawText, TableKey};
 
 /// Names remembered per process.

@@ -28,11 +28,11 @@ mod dropping;
 mod exits;
 mod files;
 mod gap;
-mod hash;
 mod holding;
 mod lineage;
 mod openers;
 mod opening;
+mod recall;
 mod reconcile;
 mod release;
 mod resolve;
@@ -46,10 +46,11 @@ mod tests;
 
 pub use bounded::Bounded;
 pub use files::{FileState, Origin};
-pub use gap::GAPS_KEPT;
+pub use gap::{GAPS_KEPT, OpenGap};
 pub use lineage::{
     ExitSeen, NAMES_KEPT, NameChange, PARENTS_KEPT, ProcessHistory, Reparenting, SIGNALS_KEPT, SignalSeen,
 };
+pub use recall::Recollection;
 pub use reconcile::Drift;
 pub use view::{FileView, HeldFile, HolderView, Opened, Pending, View};
 
@@ -183,6 +184,12 @@ impl Ledger {
     #[must_use]
     pub fn gaps(&self) -> &Bounded<Gap, GAPS_KEPT> {
         self.gaps.closed()
+    }
+
+    /// Holes in the record that the next complete snapshot will close.
+    #[must_use]
+    pub fn open_gaps(&self) -> &[OpenGap] {
+        self.gaps.still_open()
     }
 
     /// Nothing was recorded from `from_ns` to `noticed_ns`: the tracer was not running, or its hooks were not attached.

@@ -17,10 +17,10 @@
 
 use super::Ledger;
 use super::files::{Certainty, FileRecord};
-use super::hash::Map;
 use super::touches::{Asked, Touch, Window};
 use crate::model::change::Change;
 use crate::model::event::Slot;
+use crate::model::hash::Map;
 use crate::model::{DeviceNumber, FileKey, ProcessId, TableKey, Via};
 
 /// A file whose opener is wanted.

@@ -83,6 +83,26 @@ impl Ledger {
         Some(self.files.insert(FileRecord::new(open.key, open.device, FileState::Open, open.at_ns)))
     }
 
+    /// The driver's mmap of a file succeeded. How somebody holds it of whom that was not known is for a look to say.
+    pub(super) fn mapped(&mut self, at_ns: u64, key: FileKey, task: TaskId, changes: &mut Vec<Change>) {
+        let Some(id) = self.files.id_of(key) else { return };
+        let Some(file) = self.files.get_mut(id) else { return };
+        // An event from before the last look, which has seen what there is.
+        if at_ns < file.born_ns || file.seen_ns.is_some_and(|seen_ns| seen_ns > at_ns) {
+            return;
+        }
+        let Ok(at) = file.held_by.binary_search_by_key(&task.process, |held| held.process) else { return };
+        let held = &mut file.held_by[at];
+        // What waits in a queue for it is not its own yet.
+        if held.ways.direct() == 0 && held.origin == Origin::Unknown {
+            return;
+        }
+        held.ways.maps = held.ways.maps.saturating_add(1);
+        if held.ways.maps == 1 {
+            changes.push(of_file(id, file, at_ns, Some(task.process), ChangeKind::Mapped { exact: true }));
+        }
+    }
+
     /// The driver's open failed.
     pub(super) fn open_failed(&mut self, at_ns: u64, key: FileKey, error: i32, changes: &mut Vec<Change>) {
         let Some(id) = self.files.id_of(key) else { return };

@@ -4,8 +4,7 @@ use std::borrow::Cow;
 
 use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
-use super::hash::Set;
-use super::holding::{Scene, take_holders};
+use super::holding::{Holding, Scene, is_held_by, take_holders};
 use super::openers::{Fresh, Sameness, Scope, slot_of};
 use super::release::of_file;
 use super::resolve::{Resolved, ResolvedFile, ResolvedHolder, Ways, resolve};
@@ -15,6 +14,7 @@ use super::world::World;
 use super::{Ledger, Looked};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::{Slot, TaskId};
+use crate::model::hash::Set;
 use crate::model::snapshot::Source;
 use crate::model::{FileKey, OpenFile, ProcessId, Snapshot, Via};
 
@@ -84,9 +84,15 @@ impl Ledger {
         let scene = Scene { taken_ns: snapshot.taken_ns, complete, before: self.looked, world: &world };
         let holding = Holding::new(&resolved);
         self.meet_holders(&resolved.holders, &scene, &mut drift.changes);
-        let ids = self.take_files(&resolved, &holding, &scene, &mut drift);
+        let Known { ids, as_before } = self.take_files(&resolved, &holding, &scene, &mut drift);
         let dying = self.dying(&world);
-        self.take_holdings(&ids, &holding, &dying, &scene, &mut drift.changes);
+        let changed = (0..ids.len()).filter(|index| !as_before[*index]);
+        self.take_holdings(
+            changed.map(|index| (ids[index], holding.of(index))),
+            &dying,
+            &scene,
+            &mut drift.changes,
+        );
         self.judge_absent(&ids, &dying, &scene, &mut drift);
         let (named, dropping) = self.survey();
         self.holders = entries(&ids, resolved.holders, &dropping, &world);
@@ -125,15 +131,16 @@ impl Ledger {
         working.chain(known).chain(parents).chain(holders).collect()
     }
 
-    /// Knows the files of the snapshot again, or for the first time. Gives their ids, in order.
+    /// Knows the files of the snapshot again, or for the first time.
     fn take_files(
         &mut self,
         resolved: &Resolved<'_>,
         holding: &Holding,
         scene: &Scene<'_>,
         drift: &mut Drift,
-    ) -> Vec<u64> {
+    ) -> Known {
         let mut ids = vec![0; resolved.files.len()];
+        let mut as_before = vec![false; resolved.files.len()];
         let (mut new, mut due, mut undecided) = (Vec::new(), Vec::new(), Vec::new());
         // Taken for another than the file remembered, and not for sure.
         let mut likely: Set<usize> = Set::default();
@@ -156,11 +163,15 @@ impl Ledger {
                     continue;
                 }
                 Sameness::Same => {
-                    if let Some(certain) = self.files.get_mut(id).and_then(|file| file.opener_due.take()) {
+                    let Some(file) = self.files.get_mut(id) else { continue };
+                    if let Some(certain) = file.opener_due.take() {
                         due.push(index);
                         if !certain {
                             likely.insert(index);
                         }
+                    } else if is_as_before(file, seen, resolved.vias(seen), holding.of(index)) {
+                        see_again(file, seen, scene.taken_ns);
+                        as_before[index] = true;
                     }
                 }
                 Sameness::Undecided => {
@@ -181,8 +192,9 @@ impl Ledger {
             let file = FileRecord::new(seen.key, seen.device, FileState::Open, born_ns);
             ids[*index] = self.files.insert(file);
         }
-        for (id, seen) in ids.iter().zip(&resolved.files) {
-            if let Some(file) = self.files.get_mut(*id) {
+        let changed = || (0..ids.len()).filter(|index| !as_before[*index]);
+        for (id, seen) in changed().map(|index| (ids[index], &resolved.files[index])) {
+            if let Some(file) = self.files.get_mut(id) {
                 see(file, seen, resolved.vias(seen), scene);
             }
         }
@@ -196,7 +208,7 @@ impl Ledger {
             let filled: Set<Slot> = shown.filter(|slot| slots.contains(slot)).collect();
             self.touches.settle(scene.taken_ns, |slot| filled.contains(&slot));
         }
-        ids
+        Known { ids, as_before }
     }
 
     /// Finds out who opened the files that are `new`.
@@ -275,20 +287,18 @@ impl Ledger {
         self.sameness(file, resolved.vias(seen), &referrers, (asked, elsewhere), scope)
     }
 
-    /// Compares who holds each file with who did.
-    fn take_holdings(
+    /// Compares who holds each of these files with who did.
+    fn take_holdings<'a>(
         &mut self,
-        ids: &[u64],
-        holding: &Holding,
+        files: impl Iterator<Item = (u64, &'a [(ProcessId, Ways)])>,
         dying: &Dying,
         scene: &Scene<'_>,
         changes: &mut Vec<Change>,
     ) {
-        for (index, id) in ids.iter().enumerate() {
-            let now = holding.of(index);
-            let Some(file) = self.files.get_mut(*id) else { continue };
+        for (id, now) in files {
+            let Some(file) = self.files.get_mut(id) else { continue };
             if file.count.is_some_and(|count| count > file.named) {
-                let dying = dying.get(id).map_or(&[][..], Vec::as_slice);
+                let dying = dying.get(&id).map_or(&[][..], Vec::as_slice);
                 file.droppers = droppers(file, now, dying, scene.world, scene.taken_ns);
                 credit(file);
             } else {
@@ -297,7 +307,7 @@ impl Ledger {
             }
             file.unexplained_since_ns =
                 (file.unexplained() > 0).then(|| file.unexplained_since_ns.unwrap_or(scene.taken_ns));
-            take_holders(*id, file, now, scene, &self.processes, changes);
+            take_holders(id, file, now, scene, &self.processes, changes);
             if !file.held_by.is_empty() {
                 file.last_holder = None;
             }
@@ -391,62 +401,44 @@ impl Ledger {
     }
 }
 
+/// The files of a snapshot, in order.
+struct Known {
+    ids: Vec<u64>,
+    /// Is all that the snapshot says of it what the one before said? Then it is done with.
+    as_before: Vec<bool>,
+}
+
 /// Those who refer to a file by descriptor or mapping.
 fn referrers(held: &[(ProcessId, Ways)]) -> impl Iterator<Item = ProcessId> {
     held.iter().filter(|(_, ways)| ways.direct() > 0).map(|(process, _)| *process)
 }
 
-/// Who refers to each file of a snapshot, as processes: (process, how), ordered by process.
-struct Holding {
-    entries: Vec<(ProcessId, Ways)>,
-    /// Where each file's entries begin; one more than there are files.
-    starts: Vec<usize>,
+/// Is a file that is known again open, accounted for, and held as it was? Of thousands of files hardly any is not, and going
+/// through all of them once less is what it is about.
+fn is_as_before<'a>(
+    file: &FileRecord,
+    seen: &ResolvedFile,
+    vias: impl ExactSizeIterator<Item = &'a Via>,
+    now: &[(ProcessId, Ways)],
+) -> bool {
+    let settled = file.state == FileState::Open && file.droppers.is_empty() && file.dropping == 0;
+    let accounted = file.unexplained() == 0 && file.unexplained_since_ns.is_none();
+    let same = (file.count, file.identity) == (seen.count, seen.identity);
+    let named = file.named == vias.len() as u64 && !file.held_by.is_empty();
+    settled && accounted && same && named && is_held_by(file, now) && vias.eq(&file.references)
 }
 
-impl Holding {
-    fn new(resolved: &Resolved<'_>) -> Self {
-        let all =
-            || resolved.holders.iter().flat_map(|holder| holder.held.iter().map(move |held| (holder, held)));
-        let mut starts = vec![0; resolved.files.len() + 1];
-        all().for_each(|(_, (index, _))| starts[index + 1] += 1);
-        (1..starts.len()).for_each(|index| starts[index] += starts[index - 1]);
-        let nobody = (ProcessId { tgid: 0, start_ns: 0 }, Ways::default());
-        let mut entries = vec![nobody; starts.last().copied().unwrap_or(0)];
-        let mut next = starts.clone();
-        // Holders are ordered by process, so the entries of a file are, too.
-        for (holder, (index, ways)) in all() {
-            entries[next[*index]] = (holder.process, *ways);
-            next[*index] += 1;
-        }
-        Self { entries, starts }.merged()
-    }
+/// All that [`see`] and [`Ledger::take_holdings`] would do with such a file.
+fn see_again(file: &mut FileRecord, seen: &ResolvedFile, taken_ns: u64) {
+    note_seen(file, seen, taken_ns);
+    (file.announced, file.doubtful, file.checked) = (false, false, false);
+    file.last_holder = None;
+}
 
-    /// Makes one entry of those of a process that holds a file through several fd tables.
-    fn merged(mut self) -> Self {
-        let mut kept = 0;
-        let mut from = 0;
-        for index in 0..self.starts.len() - 1 {
-            let end = self.starts[index + 1];
-            let first = kept;
-            for at in from..end {
-                let (process, ways) = self.entries[at];
-                if kept > first && self.entries[kept - 1].0 == process {
-                    self.entries[kept - 1].1.add(ways);
-                } else {
-                    self.entries[kept] = (process, ways);
-                    kept += 1;
-                }
-            }
-            from = end;
-            self.starts[index + 1] = kept;
-        }
-        self.entries.truncate(kept);
-        self
-    }
-
-    fn of(&self, index: usize) -> &[(ProcessId, Ways)] {
-        &self.entries[self.starts[index]..self.starts[index + 1]]
-    }
+/// Writes down when a file was seen.
+fn note_seen(file: &mut FileRecord, seen: &ResolvedFile, taken_ns: u64) {
+    file.seen_ns = Some(taken_ns);
+    file.alive_ns = seen.seen_ns.max(taken_ns);
 }
 
 /// Writes down what a snapshot says of a file itself.
@@ -456,8 +448,7 @@ fn see<'a>(
     vias: impl ExactSizeIterator<Item = &'a Via> + Clone,
     scene: &Scene<'_>,
 ) {
-    file.seen_ns = Some(scene.taken_ns);
-    file.alive_ns = seen.seen_ns.max(scene.taken_ns);
+    note_seen(file, seen, scene.taken_ns);
     file.count = seen.count;
     if seen.identity != 0 {
         file.identity = seen.identity;

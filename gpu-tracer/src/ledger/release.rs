@@ -93,7 +93,7 @@ impl Ledger {
         let old = self.files.get(id)?.clone();
         self.release(id, at_ns, how, changes);
         let born_ns = old.alive_ns.max(at_ns);
-        let held_by: Vec<HeldBy> = old
+        let held_by = old
             .held_by
             .iter()
             .map(|held| HeldBy { origin: Origin::Unknown, since_ns: born_ns, ..*held })

@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::hash::Map;
+use crate::model::hash::Map;
 use crate::model::{
     DeviceNumber, FileKey, MmKey, OpenFile, ProcessId, Snapshot, TableKey, Task, TaskState, Via,
 };
@@ -70,7 +70,7 @@ pub(super) struct ResolvedHolder {
 /// What a snapshot says, joined.
 #[derive(Clone, Debug)]
 pub(super) struct Resolved<'a> {
-    /// Each once, ordered by file, then by how.
+    /// Each once, file by file, those of each file ordered by how.
     references: Vec<Referred<'a>>,
     /// In the order of the snapshot.
     pub(super) files: Vec<ResolvedFile>,
@@ -103,13 +103,7 @@ struct Span {
 
 /// Joins a snapshot.
 pub(super) fn resolve(snapshot: &Snapshot) -> Resolved<'_> {
-    let mut references: Vec<Referred<'_>> = snapshot.references.iter().map(|r| (r.file, &r.via)).collect();
-    references.sort_unstable_by_key(|(file, _)| *file);
-    for same in references.chunk_by_mut(|a, b| a.0 == b.0) {
-        same.sort_unstable_by_key(|(_, via)| *via);
-    }
-    references.dedup();
-    let mut spans = spans(&references, snapshot.files.len());
+    let (references, mut spans) = references(snapshot);
     let mut holders = Holders::new(snapshot, &references);
     let owners = owners(&references, &spans, &holders);
 
@@ -134,15 +128,38 @@ pub(super) fn resolve(snapshot: &Snapshot) -> Resolved<'_> {
     Resolved { references, files, holders: holders.finish(), dangling }
 }
 
-fn spans(references: &[Referred<'_>], files: usize) -> Spans {
+/// The references, each once, file by file, and where those of each file lie.
+fn references(snapshot: &Snapshot) -> (Vec<Referred<'_>>, Spans) {
+    let mut references: Vec<Referred<'_>> = snapshot.references.iter().map(|r| (r.file, &r.via)).collect();
+    let mut in_order = order(&mut references, snapshot.files.len());
+    if in_order.is_none() {
+        // Those of one file are not all in one place.
+        references.sort_unstable_by_key(|(file, _)| *file);
+        in_order = order(&mut references, snapshot.files.len());
+    }
+    (references, in_order.unwrap_or_default())
+}
+
+/// Orders the references of each file; `None` if they do not come file by file.
+fn order(references: &mut Vec<Referred<'_>>, files: usize) -> Option<Spans> {
+    for same in references.chunk_by_mut(|a, b| a.0 == b.0) {
+        same.sort_unstable_by_key(|(_, via)| *via);
+    }
+    references.dedup();
+    spans(references, files)
+}
+
+fn spans(references: &[Referred<'_>], files: usize) -> Option<Spans> {
     let mut spans = Spans::with_capacity_and_hasher(files, Default::default());
     let mut start = 0;
     for same in references.chunk_by(|a, b| a.0 == b.0) {
         let range = start..start + same.len();
         start = range.end;
-        spans.insert(same[0].0, Span { range, of_device: false });
+        if spans.insert(same[0].0, Span { range, of_device: false }).is_some() {
+            return None;
+        }
     }
-    spans
+    Some(spans)
 }
 
 /// The carrier that a reference goes through, if it goes through one.

@@ -2,7 +2,6 @@
 
 use super::Ledger;
 use super::files::FileState;
-use super::hash::{Map, Set};
 use super::holding::Scene;
 use super::lineage::{NameChange, Reparenting};
 use super::release::of_process;
@@ -11,6 +10,7 @@ use super::view::HolderEntry;
 use super::world::World;
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::TaskId;
+use crate::model::hash::{Map, Set};
 use crate::model::{DeviceNumber, ProcessId};
 
 impl Ledger {

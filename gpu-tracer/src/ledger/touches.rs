@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 
 use super::addresses::Addresses;
-use super::hash::{Map, Set};
 use crate::model::event::{Slot, TaskId};
+use crate::model::hash::{Map, Set};
 use crate::model::{DeviceNumber, FileKey, ProcessId, RawText};
 
 /// Touches remembered per process. A CUDA start makes about 30 of each device.

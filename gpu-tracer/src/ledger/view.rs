@@ -1,5 +1,7 @@
 //! What the ledger says: open files, and who holds them.
 
+use std::sync::Arc;
+
 use super::Ledger;
 use super::files::{Certainty, FileRecord, FileState, OpenRecord, Origin};
 use super::lineage::ProcessHistory;
@@ -55,8 +57,8 @@ pub struct Opened {
     pub at_ns: u64,
     /// Is that the moment of this very open? If not, it is that of one of several opens by this process.
     pub exact: bool,
-    /// By whom, as it was then.
-    pub opener: Identity,
+    /// By whom, as it was then; shared by the files that one process opened as the same.
+    pub opener: Arc<Identity>,
 }
 
 /// A process that holds something, or those threads of it that do so through an fd table of their own.
@@ -133,11 +135,10 @@ impl Ledger {
     /// What is known now.
     #[must_use]
     pub fn view(&self) -> View {
-        let mut files: Vec<(u64, &FileRecord)> = self.files.iter().collect();
-        files.sort_unstable_by_key(|(id, _)| *id);
         let holders = self.holders.iter().map(|holder| self.holder_view(holder));
+        let mut openers = Openers::default();
         View {
-            files: files.into_iter().map(|(id, file)| file_view(id, file)).collect(),
+            files: self.files.iter().map(|(id, file)| file_view(id, file, &mut openers)).collect(),
             holders: holders.filter(|holder| !holder.held.is_empty()).collect(),
             taken_ns: self.looked.map_or(0, |look| look.taken_ns),
         }
@@ -165,6 +166,12 @@ impl Ledger {
         self.to_look_at(waiting)
     }
 
+    /// Is no device file open, as far as is known?
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.files.len() == 0
+    }
+
     /// All files that are believed to live, pending or not: what certainly lives can tell what has become of the others.
     /// Ordered by id.
     #[must_use]
@@ -175,7 +182,7 @@ impl Ledger {
 
     fn to_look_at(&self, which: impl Fn(&FileRecord) -> bool) -> Vec<Pending> {
         let files = self.files.iter().filter(|(_, file)| which(file));
-        let mut files: Vec<Pending> = files
+        files
             .map(|(id, file)| Pending {
                 id,
                 file: file.key,
@@ -183,13 +190,11 @@ impl Ledger {
                 identity: file.identity,
                 state: file.state,
             })
-            .collect();
-        files.sort_unstable_by_key(|file| file.id);
-        files
+            .collect()
     }
 
     fn holder_view(&self, holder: &HolderEntry) -> HolderView {
-        let held = holder.held.iter().filter_map(|(id, ways)| {
+        let files = holder.held.iter().filter_map(|(id, ways)| {
             let file = self.files.get(*id)?;
             let held_by = file.holder(holder.process);
             Some(HeldFile {
@@ -205,7 +210,9 @@ impl Ledger {
                 since_ns: held_by.map_or(0, |held| held.since_ns),
             })
         });
-        let held: Vec<HeldFile> = held.collect();
+        // A filter cannot tell how many there are going to be, and a vector that grows leaves holes in the heap.
+        let mut held: Vec<HeldFile> = Vec::with_capacity(holder.held.len());
+        held.extend(files);
         HolderView {
             closing: self.closing(holder.process, &held),
             process: holder.process,
@@ -218,7 +225,31 @@ impl Ledger {
     }
 }
 
-fn file_view(id: u64, file: &FileRecord) -> FileView {
+/// The last opener: files next to each other mostly have the same one.
+#[derive(Default)]
+pub(super) struct Openers<'a> {
+    last: Option<(&'a OpenRecord, Arc<Identity>)>,
+}
+
+impl<'a> Openers<'a> {
+    fn of(&mut self, opened: &'a OpenRecord) -> Arc<Identity> {
+        if let Some((last, identity)) = &self.last
+            && is_same_opener(last, opened)
+        {
+            return Arc::clone(identity);
+        }
+        let identity = Arc::new(identity(opened));
+        self.last = Some((opened, Arc::clone(&identity)));
+        identity
+    }
+}
+
+fn is_same_opener(a: &OpenRecord, b: &OpenRecord) -> bool {
+    let described = |record: &OpenRecord| record.description.as_ref().map(Arc::as_ptr);
+    (a.task.process, a.parent, described(a)) == (b.task.process, b.parent, described(b)) && a.comm == b.comm
+}
+
+fn file_view<'a>(id: u64, file: &'a FileRecord, openers: &mut Openers<'a>) -> FileView {
     FileView {
         id,
         device: file.device,
@@ -229,14 +260,19 @@ fn file_view(id: u64, file: &FileRecord) -> FileView {
         unexplained: file.unexplained(),
         unexplained_since_ns: file.unexplained_since_ns,
         driver_pins: file.driver_pins,
-        opened: file.opened.as_ref().map(|opened| Opened {
-            at_ns: opened.at_ns,
-            exact: opened.certainty == Certainty::Exact,
-            opener: identity(opened),
-        }),
+        opened: opened(file, openers),
         dropped_by: file.droppers.iter().map(|dropper| dropper.task).collect(),
         last_holder: file.last_holder,
     }
+}
+
+/// The opening of a file, if that was seen.
+pub(super) fn opened<'a>(file: &'a FileRecord, openers: &mut Openers<'a>) -> Option<Opened> {
+    file.opened.as_ref().map(|opened| Opened {
+        at_ns: opened.at_ns,
+        exact: opened.certainty == Certainty::Exact,
+        opener: openers.of(opened),
+    })
 }
 
 /// The opener of a file as it was at open.

@@ -2,8 +2,8 @@
 
 use std::cell::OnceCell;
 
-use super::hash::{Map, Set};
 use crate::model::event::TaskId;
+use crate::model::hash::{Map, Set};
 use crate::model::snapshot::Source;
 use crate::model::{ProcessId, Snapshot, TableKey, Task, TaskState};
 

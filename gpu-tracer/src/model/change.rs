@@ -59,7 +59,10 @@ pub enum ChangeKind {
         from: Vec<ProcessId>,
     },
     /// `process` has mapped `file`.
-    Mapped,
+    Mapped {
+        /// Is `at_ns` the moment? If not, it was by then.
+        exact: bool,
+    },
     /// `process` has no mapping of `file` any more and still refers to it otherwise.
     Unmapped,
     /// `process` has no descriptor of `file` any more and still refers to it otherwise.
@@ -253,4 +256,39 @@ pub enum GapCause {
     },
     /// The tracer was not running.
     NotRunning,
+}
+
+impl ChangeKind {
+    /// Is this known only from a look, so that it had happened by then? If not, its time is the moment itself.
+    #[must_use]
+    pub const fn is_by_then(&self) -> bool {
+        match self {
+            Self::Opened { exact, .. } | Self::Mapped { exact } => !*exact,
+            Self::Released { how, .. } => !matches!(how, ReleasedHow::Seen),
+            Self::Closed { .. }
+            | Self::Reparented { .. }
+            | Self::Unmapped
+            | Self::DescriptorsClosed
+            | Self::Queued
+            | Self::Registered
+            | Self::Pinned
+            | Self::Found => true,
+            Self::Opening { .. }
+            | Self::OpenFailed { .. }
+            | Self::Inherited { .. }
+            | Self::HandedOver { .. }
+            | Self::Renamed { .. }
+            | Self::Execed { .. }
+            | Self::Signalled { .. }
+            | Self::Killed { .. }
+            | Self::Exiting { .. }
+            | Self::Exited
+            | Self::Detached { .. }
+            | Self::Unreferenced
+            | Self::Releasing { .. }
+            | Self::Deferred
+            | Self::Gap(_)
+            | Self::Module { .. } => false,
+        }
+    }
 }

@@ -60,6 +60,16 @@ pub enum Naming {
     Numbered(String),
 }
 
+impl Naming {
+    /// The name, or what all the names begin with.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Fixed(name) | Self::Numbered(name) => name,
+        }
+    }
+}
+
 /// A contiguous range of minors under one major.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceRange {

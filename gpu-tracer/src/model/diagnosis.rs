@@ -196,6 +196,9 @@ pub struct Finding {
     /// Where in the kernel it waits: `gpu-driver`, `frozen-file-system`, `fuse`, `nfs`, `file-system`, `core-dump`, `freezer`,
     /// `memory`, `kernel`.
     pub waits_in: Option<String>,
+    /// It does not wait there but runs.
+    #[serde(default)]
+    pub runs: bool,
     /// The same as a sentence.
     pub waits: Option<String>,
     /// The facts that this rests on.

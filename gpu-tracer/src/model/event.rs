@@ -113,6 +113,18 @@ pub enum EventKind {
         /// Who did it, where that is known.
         task: Option<TaskId>,
     },
+    /// The driver's mmap of a file succeeded.
+    Mapped {
+        /// The file.
+        file: FileKey,
+        /// Who maps it.
+        task: TaskId,
+    },
+    /// A task made a system call that may change who refers to what: time to look. Of many in a short time one is told.
+    Called {
+        /// Who.
+        task: TaskId,
+    },
     /// A task was created: a process, or a thread when both ids name the same process.
     Forked {
         /// Who forked.

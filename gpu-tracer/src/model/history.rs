@@ -1,6 +1,8 @@
 //! The JSON contract of `gpu-tracer history` (schema 1): fields may be added, never renamed.
 
-use jiff::Timestamp;
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::RawText;
@@ -28,6 +30,9 @@ pub struct History {
     /// could not be seen.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unheld: Vec<Unheld>,
+    /// What was said of GPUs, by time; at a moment: what had been said last.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub verdicts: Vec<VerdictSpan>,
     /// How processes among them ended.
     pub fates: Vec<Fate>,
     /// What happened, in order.
@@ -50,6 +55,34 @@ pub struct Unheld {
     pub file: u64,
     /// Since when it is known.
     pub since: Timestamp,
+}
+
+/// What the daemon said of a GPU, for as long as it said the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct VerdictSpan {
+    /// Which boot.
+    pub boot_id: String,
+    /// Index of the GPU; `null` stands for the devices that all GPUs share.
+    pub gpu: Option<u32>,
+    /// When it was said first.
+    pub since: Timestamp,
+    /// When it was said last.
+    pub until: Timestamp,
+    /// `free`, `held`, `stuck`, `no-handle`, `unknown`: as `gpu-tracer why` has it.
+    pub verdict: String,
+    /// The exit status that goes with it.
+    pub status: u8,
+    /// The same as a sentence.
+    pub headline: String,
+}
+
+impl VerdictSpan {
+    /// Does the other one say the same of the same GPU?
+    #[must_use]
+    pub fn goes_on_as(&self, other: &Self) -> bool {
+        (&self.boot_id, self.gpu, &self.verdict, &self.headline)
+            == (&other.boot_id, other.gpu, &other.verdict, &other.headline)
+    }
 }
 
 /// A moment that was asked about.
@@ -99,12 +132,52 @@ pub struct Incident {
     pub samples: Vec<MemorySample>,
     /// GPUs of the host.
     pub gpus: Vec<super::Gpu>,
+    /// So many processes of this program's own have been left out.
+    pub helpers: usize,
     /// Boots in the record, newest first.
     pub boots: Vec<BootFacts>,
     /// Where the record begins.
     pub record_begin: Timestamp,
     /// Where it ends.
     pub record_end: Timestamp,
+}
+
+impl History {
+    /// Takes out what the process held in which this program asks NVML, where that is over; gives how many such processes
+    /// there were. One that did not come back is what somebody may be looking for.
+    pub fn leave_out_own_helper(&mut self) -> usize {
+        let of = |party: &Party| (party.pid, party.start_ns);
+        let mut helpers: BTreeSet<(u32, u64)> = BTreeSet::new();
+        self.holdings.retain(|held| {
+            let left_out = held.is_passing_helper();
+            if left_out {
+                helpers.insert(of(&held.process));
+            }
+            !left_out
+        });
+        // Unless it did something else besides.
+        helpers.retain(|helper| self.holdings.iter().all(|held| of(&held.process) != *helper));
+        self.events
+            .retain(|event| event.process.as_ref().is_none_or(|process| !helpers.contains(&of(process))));
+        self.fates.retain(|fate| !helpers.contains(&(fate.pid, fate.start_ns)));
+        helpers.len()
+    }
+}
+
+impl Incident {
+    /// Takes out the process in which this program asks NVML, and says in [`Incident::helpers`] how many that were.
+    pub fn leave_out_own_helper(&mut self) {
+        self.helpers = self.history.leave_out_own_helper();
+        self.then.leave_out_own_helper();
+        let named: BTreeSet<(u32, u64)> = self
+            .history
+            .holdings
+            .iter()
+            .chain(&self.then.holdings)
+            .map(|held| (held.process.pid, held.process.start_ns))
+            .collect();
+        self.lives.retain(|life| named.contains(&(life.process.pid, life.process.start_ns)));
+    }
 }
 
 /// How much memory of a GPU was used.
@@ -184,6 +257,19 @@ pub struct Hole {
     pub events: Option<u64>,
 }
 
+/// The role of the process in which this program asks NVML.
+pub const OWN_HELPER: &str = "own-helper";
+/// It asks for two seconds at most; whatever has held something for longer is worth a look, whatever it calls itself.
+const PASSING: SignedDuration = SignedDuration::from_secs(30);
+
+impl Holding {
+    /// Is it the process in which this program asks NVML, and over?
+    #[must_use]
+    pub fn is_passing_helper(&self) -> bool {
+        self.role == OWN_HELPER && self.until.is_some_and(|until| until.duration_since(self.since) < PASSING)
+    }
+}
+
 /// One process and one open file, for as long as it held it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Holding {
@@ -201,7 +287,8 @@ pub struct Holding {
     pub exe: Option<RawText>,
     /// cgroup path.
     pub cgroup: Option<RawText>,
-    /// `infrastructure`, `display`, `monitor`, ...; `compute` for whatever has no other role.
+    /// `infrastructure`, `display`, `monitor`, ...; `own-helper`: this program, asking NVML; `compute` for whatever has no other
+    /// role.
     pub role: String,
     /// How it came to it: `opened`, `found`, `inherited`, `handed-over`, `queued`, `registered`, `pinned`; `dropping`: in no table of
     /// it any more, and not released.

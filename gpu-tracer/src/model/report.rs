@@ -1,8 +1,10 @@
 //! The JSON contract of `gpu-tracer holders` (schema 1): fields may be added, never renamed.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
-use super::RawText;
+use super::{Name, RawText, WallTime};
 
 /// Version of the contract.
 pub const SCHEMA: u32 = 1;
@@ -90,14 +92,14 @@ pub struct FileReport {
     /// Number of this open file; stable for its life within one daemon, otherwise for this answer only.
     pub id: u64,
     /// Device name without `/dev/`.
-    pub device: String,
+    pub device: Name,
     /// GPU index; `null` for shared devices.
     pub gpu: Option<u32>,
     /// `opening`, `open`, `detached`, `unreferenced`, `releasing`, `deferred`.
-    pub state: String,
-    /// Since when it is in that state, wall clock; `null` for `open`.
+    pub state: Cow<'static, str>,
+    /// Since when it is in that state; `null` for `open`.
     #[serde(default)]
-    pub since: Option<String>,
+    pub since: Option<WallTime>,
     /// For how long it is in that state, ms; left out for `open`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub for_ms: Option<u64>,
@@ -113,7 +115,7 @@ pub struct FileReport {
     #[serde(default)]
     pub driver_pins: u64,
     /// When it was opened, if that was seen.
-    pub opened_at: Option<String>,
+    pub opened_at: Option<WallTime>,
     /// Are `opened_at` and `opener` certain? If not, they are what is likely: several opens of the device came so close
     /// together that this file may be of another one of them.
     #[serde(default)]

@@ -1,6 +1,6 @@
 //! What the kernel said at one instant: tasks, open device files, and who refers to them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use super::{DeviceNumber, MmKey, TableKey, Task};
 
@@ -88,6 +88,9 @@ pub enum Via {
     },
 }
 
+/// [`Missing::what`] of references to the driver's modules that no file accounts for.
+pub const MODULE_REFERENCES: &str = "module-references";
+
 /// Something that could not be looked at, so that an empty answer is no proof.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Missing {
@@ -95,6 +98,55 @@ pub struct Missing {
     pub what: &'static str,
     /// Why, for a person, ending with what would help.
     pub why: String,
+}
+
+/// How often a kernel module of the driver is referred to. Every open file of its devices is one such reference, or two,
+/// wherever the file is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleUse {
+    /// Name, with underscores.
+    pub module: &'static str,
+    /// References that are not other modules', as the kernel counts them: the same before the snapshot and after it.
+    pub counted: u64,
+    /// Those of the files that were found.
+    pub found: u64,
+    /// References that one open file of a device is, of each device that was seen since the programs were loaded.
+    pub of_one_file: BTreeMap<DeviceNumber, u64>,
+}
+
+/// What the driver's modules count, as far as it can be compared with what was found.
+///
+/// Left out is a module whose count changed while the snapshot was taken, whose references are not files alone, or that the
+/// kernel does not count because it cannot unload it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModuleUses {
+    /// Those that can be compared.
+    pub uses: Vec<ModuleUse>,
+    /// Every device that was looked for belongs to one of these, or to a module that is not loaded.
+    pub cover_all: bool,
+}
+
+impl ModuleUses {
+    /// References that no file accounts for, by module, where there are any. `others` are the devices of files that are
+    /// known to be open and were not found.
+    #[must_use]
+    pub fn unaccounted(&self, others: &[DeviceNumber]) -> BTreeMap<&'static str, u64> {
+        let left =
+            self.uses.iter().map(|one| (one.module, one.counted.saturating_sub(one.found + one.of(others))));
+        left.filter(|(_, left)| *left > 0).collect()
+    }
+
+    /// Is it certain that no file is open but those found and `others`?
+    #[must_use]
+    pub fn add_up(&self, others: &[DeviceNumber]) -> bool {
+        self.cover_all && self.uses.iter().all(|one| one.counted == one.found + one.of(others))
+    }
+}
+
+impl ModuleUse {
+    fn of(&self, files: &[DeviceNumber]) -> u64 {
+        files.iter().filter_map(|device| self.of_one_file.get(device)).sum()
+    }
 }
 
 /// How a snapshot was taken.
@@ -121,6 +173,8 @@ pub struct Snapshot {
     pub references: Vec<Reference>,
     /// What could not be seen.
     pub missing: Vec<Missing>,
+    /// What the driver's modules count.
+    pub modules: ModuleUses,
 }
 
 impl Snapshot {

@@ -13,7 +13,7 @@ impl ChangeKind {
             Self::Found => "found",
             Self::Inherited { .. } => "inherited",
             Self::HandedOver { .. } => "handed-over",
-            Self::Mapped => "mapped",
+            Self::Mapped { .. } => "mapped",
             Self::Unmapped => "unmapped",
             Self::DescriptorsClosed => "descriptors-closed",
             Self::Queued => "queued",

@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::{self, ErrorKind, Read},
     os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::Path,
     sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     thread,
     time::{Duration, Instant},
@@ -21,7 +22,10 @@ use gpu_tracer_common::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{OBJECT, ProbeError, events, kallsyms, layout, ring, subjects::Subjects, sys, wanted::Wanted};
+use super::{
+    OBJECT, ProbeError, events, kallsyms, layout, module_use::ModuleCounts, ring, subjects::Subjects, sys,
+    wanted::Wanted,
+};
 use crate::{kernel::btf::Btf, model::DeviceTable};
 
 /// Bytes asked for in one read; the kernel gives at most 32 KiB a time.
@@ -72,7 +76,8 @@ impl Mappings {
         }
         let one_by_one = link(ebpf, "iter_mappings", "task_vma", kernel)
             .or_else(|_| link(ebpf, "iter_mappings_only", "task_vma", kernel));
-        if one_by_one.is_err() && layout.mm_list != ABSENT && layout.vma_next != ABSENT {
+        let listed = [layout.mm_list, layout.mm_highest_end, layout.vma_next];
+        if one_by_one.is_err() && !listed.contains(&ABSENT) {
             match link(ebpf, "iter_mm_lists", "task", kernel) {
                 Ok(link) => return Self::Lists(link),
                 Err(error) => tracing::debug!(?error, "lists of mappings cannot be walked"),
@@ -133,6 +138,9 @@ pub struct Iterators {
     wanted: Wanted,
     carriers: HashMap<MapData, u64, u8>,
     subjects: Subjects,
+    /// Records of the last snapshot: so much room the next will need.
+    pub(super) records: usize,
+    pub(super) modules: ModuleCounts,
     _ebpf: Ebpf,
 }
 
@@ -205,6 +213,8 @@ impl Iterators {
             wanted: Wanted::take(|map| take(&mut ebpf, map))?,
             carriers: HashMap::try_from(take(&mut ebpf, "CARRIERS")?).map_err(on("CARRIERS"))?,
             subjects: Subjects::map(take(&mut ebpf, "SUBJECTS")?)?,
+            records: 0,
+            modules: ModuleCounts::new(Path::new("/")),
             _ebpf: ebpf,
         };
         iterators.rings = iterators.learn_rings(layout.ring_known != 0)?;
@@ -279,7 +289,7 @@ impl Iterators {
         self.control.set(0, ControlPod(control), 0).map_err(on("CONTROL"))
     }
 
-    /// Queues that were longer than the programs follow, in the pass just made.
+    /// Lists that were not followed to their end, in the pass just made.
     pub(super) fn truncated(&self) -> Result<u64, ProbeError> {
         Ok(self.control.get(&0, 0).map_err(on("CONTROL"))?.0.truncated)
     }
@@ -294,13 +304,15 @@ impl Iterators {
         Ok(files.filter(|file| self.carriers.insert(file, 1, 0).is_err()).count())
     }
 
-    /// Gives each of `files` to a program that looks at one file per run.
+    /// Gives each of `files` to a program that looks at one file per run. Returns how many lists it did not follow to their
+    /// end.
     pub(super) fn look_closer(
         &mut self,
         link: &OwnedFd,
         files: &[u64],
         holds: &mut Vec<HoldRecord>,
-    ) -> Result<(), ProbeError> {
+    ) -> Result<u64, ProbeError> {
+        let mut truncated = 0;
         for chunk in files.chunks(MAX_SUBJECTS as usize) {
             self.subjects.write(chunk);
             self.start(mode::DEVICES, |control| control.subjects = chunk.len() as u32)?;
@@ -314,8 +326,9 @@ impl Iterators {
                 }
                 done = now;
             }
+            truncated += self.truncated()?;
         }
-        Ok(())
+        Ok(truncated)
     }
 
     /// Reads an iterator that cannot block to its end; holds are appended, the sequence file's bytes returned.

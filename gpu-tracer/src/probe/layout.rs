@@ -1,6 +1,6 @@
 //! Resolves [`KernelLayout`] from the running kernel's BTF.
 
-use gpu_tracer_common::layout::{ABSENT, KernelLayout};
+use gpu_tracer_common::layout::{ABSENT, FILE_COPY, KernelLayout};
 
 use crate::kernel::btf::{Btf, BtfError};
 
@@ -29,8 +29,8 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
     };
     let may = |structure, path| must(structure, path).unwrap_or(ABSENT);
     let either = |structure, newer, older| must(structure, newer).or_else(|_| must(structure, older));
-    let ring = ring(btf);
-    Ok(KernelLayout {
+    let (ring, registers) = (ring(btf), REGISTERS);
+    let mut layout = KernelLayout {
         task_tgid: must("task_struct", "tgid")?,
         task_pid: must("task_struct", "pid")?,
         task_state: either("task_struct", "__state", "state")?,
@@ -74,12 +74,16 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
         inode_mode: must("inode", "i_mode")?,
         inode_rdev: must("inode", "i_rdev")?,
         inode_ino: must("inode", "i_ino")?,
+        inode_cdev: may("inode", "i_cdev"),
+        cdev_owner: may("cdev", "owner"),
+        file_operations_owner: may("file_operations", "owner"),
         vma_file: must("vm_area_struct", "vm_file")?,
         vma_start: must("vm_area_struct", "vm_start")?,
         vma_end: must("vm_area_struct", "vm_end")?,
         vma_mm: must("vm_area_struct", "vm_mm")?,
         mm_tree_root: mm_tree(btf),
         mm_list: may("mm_struct", "mmap"),
+        mm_highest_end: may("mm_struct", "highest_vm_end"),
         vma_next: may("vm_area_struct", "vm_next"),
         vma_tree_node: may("vm_area_struct", "shared.rb"),
         file_mapping: may("file", "f_mapping"),
@@ -89,7 +93,6 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
         sock_state: must("sock", "__sk_common.skc_state")?,
         sock_node: must("sock", "__sk_common.skc_node")?,
         sock_socket: must("sock", "sk_socket")?,
-        sock_receive_queue_next: must("sock", "sk_receive_queue.next")?,
         sock_receive_queue: must("sock", "sk_receive_queue")?,
         socket_file: must("socket", "file")?,
         unix_nr_fds: may("unix_sock", "scm_stat.nr_fds"),
@@ -128,7 +131,69 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
             btf.field("trace_event_raw_sched_process_exit", "group_dead").is_ok(),
         ),
         victim_is_task: u32::from(btf.field("trace_event_raw_mark_victim", "uid").is_ok()),
-    })
+        sock_family: may("sock", "__sk_common.skc_family"),
+        socket_sk: may("socket", "sk"),
+        regs_argument0: registers.argument(btf, 0),
+        regs_argument1: registers.argument(btf, 1),
+        regs_argument4: registers.argument(btf, 4),
+        thread_word: may("task_struct", registers.thread_word),
+        thread_compat: registers.thread_compat,
+        file_span: ABSENT,
+    };
+    layout.file_span = file_span(&layout);
+    Ok(layout)
+}
+
+/// How much of a file has to be copied to have all its fields, none of which is longer than a word.
+fn file_span(layout: &KernelLayout) -> u32 {
+    let fields = [
+        layout.file_inode,
+        layout.file_op,
+        layout.file_mode,
+        layout.file_private_data,
+        layout.file_count,
+        layout.file_ref,
+        layout.file_cred,
+        layout.file_path_dentry,
+        layout.file_path_mnt,
+        layout.file_security,
+    ];
+    let last = fields.into_iter().filter(|at| *at != ABSENT).max().unwrap_or(ABSENT);
+    let span = last.saturating_add(size_of::<u64>() as u32);
+    if span as usize <= FILE_COPY { span } else { ABSENT }
+}
+
+/// Where an architecture keeps what a task hands to a system call, and how it marks those of 32-bit programs.
+struct Registers {
+    /// Members of `struct pt_regs` with the arguments, or the array that they are the first elements of.
+    arguments: &'static [&'static str],
+    thread_word: &'static str,
+    thread_compat: u32,
+}
+
+/// `TS_COMPAT`.
+#[cfg(target_arch = "x86_64")]
+const REGISTERS: Registers = Registers {
+    arguments: &["di", "si", "dx", "r10", "r8", "r9"],
+    thread_word: "thread_info.status",
+    thread_compat: 2,
+};
+/// `_TIF_32BIT`. The first register still has its argument when a call is entered.
+#[cfg(target_arch = "aarch64")]
+const REGISTERS: Registers =
+    Registers { arguments: &["regs"], thread_word: "thread_info.flags", thread_compat: 1 << 22 };
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const REGISTERS: Registers = Registers { arguments: &[], thread_word: "", thread_compat: 0 };
+
+impl Registers {
+    fn argument(&self, btf: &Btf, index: u32) -> u32 {
+        let at = |name: &str| btf.field("pt_regs", name).map_or(ABSENT, |field| field.offset);
+        match self.arguments {
+            [] => ABSENT,
+            [array] => at(array).saturating_add(index * 8),
+            each => each.get(index as usize).map_or(ABSENT, |name| at(name)),
+        }
+    }
 }
 
 /// The tree of an address space's mappings, if its nodes are as `mappings.rs` of the programs takes them to be.
@@ -179,5 +244,20 @@ mod tests {
             "a file has a count under one of its names: {layout:?}"
         );
         assert_ne!(layout.task_tgid, layout.task_pid);
+        let size = btf.size_of("file").expect("there are files");
+        assert!(layout.file_span == ABSENT || layout.file_span <= size, "{layout:?} of {size} bytes");
+    }
+
+    #[test]
+    fn a_file_is_copied_up_to_its_last_field_unless_that_is_too_far_away() {
+        let Ok(btf) = Btf::read("/sys/kernel/btf/vmlinux") else {
+            eprintln!("no BTF on this kernel: nothing to test");
+            return;
+        };
+        let layout = resolve(&btf).expect("layout");
+        let with = |count, reference| KernelLayout { file_count: count, file_ref: reference, ..layout };
+        assert_eq!(file_span(&with(200, ABSENT)), 208);
+        assert_eq!(file_span(&with(ABSENT, 248)), 256);
+        assert_eq!(file_span(&with(ABSENT, 252)), ABSENT);
     }
 }

@@ -38,7 +38,7 @@ pub use node::device_at;
 pub use ring::{RingError, fdinfo_ring_files};
 
 use crate::model::snapshot::Source;
-use crate::model::{DeviceTable, Snapshot};
+use crate::model::{DeviceTable, ModuleUses, Snapshot};
 use crate::process::ProcDir;
 use crate::process::patience::within;
 use coverage::Gap;
@@ -150,6 +150,7 @@ pub fn walk(root: &Path, devices: &DeviceTable, now_boot_ns: u64) -> Snapshot {
         files: found.files,
         references: found.references,
         missing,
+        modules: ModuleUses::default(),
     }
 }
 

@@ -5,8 +5,8 @@ use std::{collections::HashSet, io, os::fd::AsFd, time::Duration};
 use gpu_tracer_common::{
     LAYOUT,
     snapshot::{
-        FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_DRIVER_PIN, HOLD_FD, HOLD_IN_FLIGHT, HOLD_IO_URING,
-        HOLD_MAP, HOLD_UNACCEPTED, HoldRecord, TaskRecord, mode, task_bits,
+        FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_IN_FLIGHT, HOLD_OWNERS, HOLD_UNACCEPTED, HoldRecord,
+        TaskRecord, mode, task_bits,
     },
 };
 use zerocopy::FromBytes;
@@ -14,12 +14,13 @@ use zerocopy::FromBytes;
 use super::{
     Iterators, ProbeError,
     iterators::{Mappings, Reading, RingAccess, Sockets, foreign},
-    netns, sys,
+    netns,
+    records::{ByFile, distinct, worth_a_closer_look},
+    sys,
 };
 use crate::kernel::boot_now;
 use crate::model::{
-    DeviceNumber, DeviceTable, FileKey, Missing, MmKey, OpenFile, RawText, Reference, Snapshot, TableKey,
-    Task, TaskState, Via, counted, snapshot::Source,
+    DeviceTable, Missing, MmKey, RawText, Snapshot, TableKey, Task, TaskState, counted, snapshot::Source,
 };
 
 const PF_EXITING: u32 = 0x4;
@@ -29,8 +30,10 @@ impl Iterators {
     /// Looks at everything once. Passes that might block in the kernel get `within` each.
     pub fn snapshot(&mut self, devices: &DeviceTable, within: Duration) -> Result<Snapshot, ProbeError> {
         let taken_ns = boot_now();
+        let counts = self.modules.begin();
         let mut missing = Vec::new();
-        let mut holds = Vec::new();
+        // And some more, so that a few that are new make no difference.
+        let mut holds = Vec::with_capacity(self.records + self.records / 8);
         self.want(devices)?;
         self.start(mode::DEVICES, |_| ())?;
         let mappings = self.begin_mappings()?;
@@ -39,10 +42,12 @@ impl Iterators {
         self.pass_sockets(&tasks, &mut holds, &mut missing, within)?;
         self.pass_rings(&mut holds, &mut missing)?;
         self.pass_carriers(&mut holds, &mut missing, within)?;
-        self.pass_driver_pins(&mut holds)?;
-        self.pass_file_mappings(&mut holds)?;
-        let (files, references) = assemble(&holds, devices, self.task_files.is_some());
-        Ok(Snapshot { taken_ns, source: Source::Iterators, tasks, files, references, missing })
+        let owners = self.pass_driver_pins(&mut holds)?;
+        self.records = holds.len();
+        let holds = self.pass_file_mappings(holds)?;
+        let (files, references) = holds.assemble(devices, self.task_files.is_some());
+        let modules = self.modules.end(&counts, &owners, devices);
+        Ok(Snapshot { taken_ns, source: Source::Iterators, tasks, files, references, missing, modules })
     }
 
     fn pass_tasks(&mut self, holds: &mut Vec<HoldRecord>, within: Duration) -> Result<Vec<Task>, ProbeError> {
@@ -92,7 +97,10 @@ impl Iterators {
     ) -> Result<(), ProbeError> {
         let why = match mappings {
             Ok(reading) => match self.finish(reading, within, holds) {
-                Ok(_) => return Ok(()),
+                Ok(_) => match self.truncated()? {
+                    0 => return Ok(()),
+                    truncated => not_followed(truncated, "list of mappings", "lists of mappings"),
+                },
                 Err(error @ (ProbeError::Hung { .. } | ProbeError::Overflow { .. })) => error.to_string(),
                 Err(error) => return Err(error),
             },
@@ -109,17 +117,25 @@ impl Iterators {
         missing: &mut Vec<Missing>,
         within: Duration,
     ) -> Result<(), ProbeError> {
+        let unseen = |why| Missing { what: "in-flight", why };
         let link = match &self.sockets {
             Sockets::Iterator(link) => link.try_clone().map_err(ProbeError::Thread)?,
             Sockets::Table(link, chains) => {
                 let (link, chains) = (link.try_clone().map_err(ProbeError::Thread)?, chains.clone());
-                return self.look_closer(&link, &chains, holds);
+                match self.look_closer(&link, &chains, holds) {
+                    Ok(0) => {}
+                    Ok(truncated) => missing.push(unseen(not_followed(
+                        truncated,
+                        "list of sockets or of what is queued in one",
+                        "lists of sockets or of what is queued in one",
+                    ))),
+                    Err(error @ ProbeError::Overflow { .. }) => missing.push(unseen(error.to_string())),
+                    Err(error) => return Err(error),
+                }
+                return Ok(());
             }
             Sockets::Unseen(why) => {
-                missing.push(Missing {
-                    what: "in-flight",
-                    why: format!("descriptors queued in sockets cannot be seen: {why}"),
-                });
+                missing.push(unseen(format!("descriptors queued in sockets cannot be seen: {why}")));
                 return Ok(());
             }
         };
@@ -139,21 +155,19 @@ impl Iterators {
         };
         let reading = Self::begin("unix", open)?;
         match self.finish(reading, within, holds) {
-            Ok(refused) => missing.extend(refused.into_iter().map(|error| Missing {
-                what: "in-flight",
-                why: format!("descriptors queued in sockets cannot be seen in {error}"),
-            })),
+            Ok(refused) => missing.extend(
+                refused
+                    .into_iter()
+                    .map(|error| unseen(format!("descriptors queued in sockets cannot be seen in {error}"))),
+            ),
             Err(error @ (ProbeError::Hung { .. } | ProbeError::Overflow { .. })) => {
-                missing.push(Missing { what: "in-flight", why: error.to_string() });
+                missing.push(unseen(error.to_string()));
             }
             Err(error) => return Err(error),
         }
         let truncated = self.truncated()?;
         if truncated > 0 {
-            missing.push(Missing {
-                what: "in-flight",
-                why: format!("{truncated} socket queues are longer than can be followed"),
-            });
+            missing.push(unseen(not_followed(truncated, "queue of a socket", "queues of sockets")));
         }
         Ok(())
     }
@@ -194,14 +208,14 @@ impl Iterators {
         holds: &mut Vec<HoldRecord>,
         missing: &mut Vec<Missing>,
     ) -> Result<(), ProbeError> {
-        let rings = distinct(holds, FILE_RING);
+        let rings = distinct(holds, |hold| hold.file_kind == FILE_RING);
         let why = match (self.rings(), &self.ring_tables) {
             (RingAccess::NotThere, _) => return Ok(()),
             (RingAccess::Unknown(why), _) => format!("files registered with io_urings cannot be seen: {why}"),
             _ if rings.is_empty() => return Ok(()),
             (RingAccess::Walk, Ok(link)) => {
                 let link = link.try_clone().map_err(ProbeError::Thread)?;
-                return self.look_closer(&link, &rings, holds);
+                return self.look_closer(&link, &rings, holds).map(drop);
             }
             (RingAccess::Fdinfo, _) => "the file table of io_urings cannot be read on this kernel".to_owned(),
             (RingAccess::Walk, Err(why)) => format!("files registered with io_urings cannot be seen: {why}"),
@@ -211,105 +225,49 @@ impl Iterators {
     }
 
     /// Which files does the driver hold on behalf of those found? Without this they stay unexplained, so it is no gap.
-    fn pass_driver_pins(&mut self, holds: &mut Vec<HoldRecord>) -> Result<(), ProbeError> {
-        let files = distinct(holds, FILE_DEVICE);
-        match &self.driver_pins {
-            Ok(link) if !files.is_empty() => {
-                let link = link.try_clone().map_err(ProbeError::Thread)?;
-                self.look_closer(&link, &files, holds)
-            }
-            _ => Ok(()),
+    /// Returns which modules they belong to.
+    fn pass_driver_pins(&mut self, holds: &mut Vec<HoldRecord>) -> Result<Vec<HoldRecord>, ProbeError> {
+        let Ok(link) = &self.driver_pins else { return Ok(Vec::new()) };
+        let link = link.try_clone().map_err(ProbeError::Thread)?;
+        let (mut owners, mut known) = (Vec::new(), HashSet::new());
+        let mut wanted = worth_a_closer_look(holds);
+        // A file that the driver alone holds is found here, and may hold another.
+        while !wanted.is_empty() {
+            let mut seen = Vec::new();
+            self.look_closer(&link, &wanted, &mut seen)?;
+            known.extend(wanted);
+            let (of_modules, pins): (Vec<_>, Vec<_>) =
+                seen.into_iter().partition(|hold| hold.header.kind == HOLD_OWNERS);
+            owners.extend(of_modules);
+            wanted = distinct(&pins, |hold| hold.file_kind == FILE_DEVICE);
+            wanted.retain(|file| !known.contains(file));
+            holds.extend(pins);
         }
+        Ok(owners)
     }
 
     /// Which mappings have the files that still do not add up? As above: without this they stay unexplained.
-    fn pass_file_mappings(&mut self, holds: &mut Vec<HoldRecord>) -> Result<(), ProbeError> {
-        let files = unaccounted(holds);
+    fn pass_file_mappings(&mut self, holds: Vec<HoldRecord>) -> Result<ByFile, ProbeError> {
+        let by_file = ByFile::new(holds);
+        let files = by_file.unaccounted();
         match &self.file_mappings {
             Ok(link) if !files.is_empty() => {
                 let link = link.try_clone().map_err(ProbeError::Thread)?;
-                self.look_closer(&link, &files, holds)
+                let mut holds = by_file.into_records();
+                self.look_closer(&link, &files, &mut holds)?;
+                Ok(ByFile::new(holds))
             }
-            _ => Ok(()),
+            _ => Ok(by_file),
         }
     }
 }
 
-/// Device files that the kernel counts more references of than were found.
-fn unaccounted(holds: &[HoldRecord]) -> Vec<u64> {
-    let counted = |hold: &&HoldRecord| hold.file_kind == FILE_DEVICE && hold.count != u64::MAX;
-    let found = holds.iter().filter(counted);
-    let mut found: Vec<_> =
-        found.map(|hold| (hold.file, hold.header.kind, hold.by, hold.at, hold.end, hold.count)).collect();
-    found.sort_unstable();
-    found.dedup_by_key(|(file, kind, by, at, end, _)| (*file, *kind, *by, *at, *end));
-    let by_file = found.chunk_by(|a, b| a.0 == b.0);
-    let short = by_file.filter(|found| found.iter().any(|(.., count)| *count > found.len() as u64));
-    short.map(|found| found[0].0).collect()
-}
-
-/// Files of one kind, each once.
-fn distinct(holds: &[HoldRecord], kind: u32) -> Vec<u64> {
-    let mut files: Vec<u64> =
-        holds.iter().filter(|hold| hold.file_kind == kind).map(|hold| hold.file).collect();
-    files.sort_unstable();
-    files.dedup();
-    files
-}
-
-/// Records to files and references, each once: passes may repeat a record, and threads repeat each other.
-fn assemble(
-    holds: &[HoldRecord],
-    devices: &DeviceTable,
-    counted_by_iterator: bool,
-) -> (Vec<OpenFile>, Vec<Reference>) {
-    let mut files: Vec<OpenFile> = Vec::with_capacity(holds.len());
-    let mut references = Vec::with_capacity(holds.len());
-    for hold in holds {
-        let key = FileKey(hold.file);
-        if hold.file_kind == FILE_DEVICE {
-            // `iter/task_file` holds a reference of its own while its program looks.
-            let own = u64::from(counted_by_iterator && hold.header.kind == HOLD_FD);
-            let count = (hold.count != u64::MAX).then(|| hold.count.saturating_sub(own));
-            let device = DeviceNumber::from_kernel(hold.rdev);
-            // The programs report whole majors where a range is long.
-            if !devices.contains(device) {
-                continue;
-            }
-            files.push(OpenFile { key, device, count, identity: hold.identity, seen_ns: hold.seen_ns });
-        }
-        if let Some(via) = via(hold) {
-            references.push(Reference { file: key, via });
-        }
-    }
-    // Stable: of several records of a file the last is the latest.
-    files.sort_by_key(|file| file.key);
-    files.dedup_by(|later, kept| {
-        let same = later.key == kept.key;
-        if same {
-            // The iterator's own reference may be seen by the look at mappings as well, which goes on at the same time.
-            let lowest = later.count.into_iter().chain(kept.count).min();
-            let count = if counted_by_iterator { lowest } else { later.count };
-            let seen_ns = later.seen_ns.max(kept.seen_ns);
-            *kept = OpenFile { count, seen_ns, ..later.clone() };
-        }
-        same
-    });
-    references.sort_unstable();
-    references.dedup();
-    (files, references)
-}
-
-fn via(hold: &HoldRecord) -> Option<Via> {
-    Some(match hold.header.kind {
-        HOLD_FD => Via::Fd { table: TableKey(hold.by), fd: u32::try_from(hold.at).ok()? },
-        HOLD_MAP => Via::Map { mm: MmKey(hold.by), start: hold.at, end: hold.end },
-        HOLD_IN_FLIGHT => Via::InFlight { socket: FileKey(hold.by), inode: hold.at, slot: hold.end },
-        HOLD_UNACCEPTED => Via::Unaccepted { listener: FileKey(hold.by) },
-        HOLD_IO_URING => Via::IoUring { ring: FileKey(hold.by), slot: u32::try_from(hold.at).ok()? },
-        HOLD_DRIVER_PIN => Via::DriverPin { by: FileKey(hold.by) },
-        _ => return None,
-    })
+/// What is said of lists that were not followed to their end.
+fn not_followed(lists: u64, one: &str, many: &str) -> String {
+    format!(
+        "{} could not be followed to the end: too long, or changed all the while",
+        counted(lists, one, many)
+    )
 }
 
 fn task(record: &TaskRecord) -> Task {

@@ -12,7 +12,8 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 
-use crate::model::{FileKey, Reference, Snapshot, TableKey, Task, TaskState, Via};
+use crate::model::hash::Map;
+use crate::model::{FileKey, OpenFile, Reference, Snapshot, TableKey, Task, TaskState, Via};
 
 /// Elements of a poll set that are looked at.
 const MAX_POLLED: usize = 65_536;
@@ -52,20 +53,16 @@ pub fn explain(proc: &Path, snapshot: &mut Snapshot) {
 
 /// Files with more references than are named, and how many more.
 fn unexplained(snapshot: &Snapshot) -> HashMap<FileKey, u64> {
-    let mut named: Vec<FileKey> = snapshot.references.iter().map(|reference| reference.file).collect();
-    named.sort_unstable();
-    let references = |file: FileKey| {
-        let first = named.partition_point(|other| *other < file);
-        named[first..].iter().take_while(|other| **other == file).count() as u64
+    let mut named: Map<FileKey, u64> =
+        Map::with_capacity_and_hasher(snapshot.files.len(), Default::default());
+    for reference in &snapshot.references {
+        *named.entry(reference.file).or_default() += 1;
+    }
+    let more = |file: &OpenFile| {
+        let more = file.count?.saturating_sub(named.get(&file.key).copied().unwrap_or(0));
+        (more > 0).then_some((file.key, more))
     };
-    snapshot
-        .files
-        .iter()
-        .filter_map(|file| {
-            let more = file.count?.saturating_sub(references(file.key));
-            (more > 0).then_some((file.key, more))
-        })
-        .collect()
+    snapshot.files.iter().filter_map(more).collect()
 }
 
 /// Is the task inside a call, and asleep? The kernel tells the call of no other.
@@ -202,7 +199,7 @@ fn read_memory(tid: u32, address: u64, length: usize) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::model::snapshot::Source;
-    use crate::model::{DeviceNumber, OpenFile};
+    use crate::model::{DeviceNumber, ModuleUses, OpenFile};
 
     #[test]
     fn a_call_is_read_with_its_arguments() {
@@ -251,6 +248,7 @@ mod tests {
             files: vec![OpenFile { key: file, device, count: Some(2), identity: 0, seen_ns: 0 }],
             references: vec![Reference { file, via: Via::Fd { table, fd: 5 } }],
             missing: Vec::new(),
+            modules: ModuleUses::default(),
         };
         let proc = tempfile::tempdir().unwrap();
         for (tid, text) in [(10, "running\n"), (caller, call)] {

@@ -100,7 +100,8 @@ pub struct ProcessFacts {
     pub core_dumping: Option<bool>,
     /// Who traces the thread; `None` for nobody.
     pub tracer: Option<u32>,
-    /// Kernel function the thread waits in. The kernel tells nobody but the owner and root, and does not say so.
+    /// Kernel function the thread waits in. The kernel tells nobody but the owner and root, and does not say so. Before 5.16
+    /// mostly known only with the stack.
     pub wchan: Option<String>,
     /// Kernel stack of the thread, innermost first; empty if not asked for or not root.
     pub stack: Vec<String>,
@@ -137,6 +138,7 @@ impl ProcFs {
         let wchan = reader.read("wchan", stack::WCHAN_LIMIT).and_then(|text| stack::parse_wchan(&text));
         let shown = options.stack && stack::may_be_read(thread.state);
         let frames = if shown { reader.read("stack", stack::STACK_LIMIT) } else { None };
+        let frames = frames.map(|text| stack::parse_stack(&text)).unwrap_or_default();
         let cgroup = reader.read("cgroup", cgroup::LIMIT).and_then(|text| cgroup::most_telling(&text));
         let mut withheld = reader.withheld;
         let (cmdline, exe) = if thread.kernel_thread {
@@ -164,8 +166,8 @@ impl ProcFs {
             sigkill_pending: status.sigkill_pending,
             core_dumping: status.core_dumping,
             tracer: status.tracer.filter(|tracer| *tracer != 0),
-            wchan,
-            stack: frames.map(|text| stack::parse_stack(&text)).unwrap_or_default(),
+            wchan: wchan.or_else(|| stack::innermost(&frames)),
+            stack: frames,
             cgroup,
             placement: placement.unwrap_or_default(),
             pid_in_ns: status.tgid_in_ns(),

@@ -1,5 +1,6 @@
 //! `/proc/PID/wchan` and `/proc/PID/stack`: where in the kernel a task sits.
 
+use super::ProcDir;
 use crate::model::TaskState;
 
 /// Most bytes of a `stack` that are read: the kernel keeps at most 64 frames.
@@ -21,6 +22,39 @@ pub fn may_be_read(state: TaskState) -> bool {
 pub fn parse_wchan(text: &[u8]) -> Option<String> {
     let name = symbol(text.trim_ascii())?;
     (name != "0").then_some(name)
+}
+
+/// The function a task waits in and its stack, innermost first: of the task whose directory is `task` and which was in this
+/// state a moment ago. Nothing for what may not be read.
+#[must_use]
+pub fn where_it_waits(task: &ProcDir, state: TaskState) -> (Option<String>, Vec<String>) {
+    let stack = read_stack(task, state);
+    (read_wchan(task).or_else(|| innermost(&stack)), stack)
+}
+
+/// The function alone: the stack is read only where the kernel does not name it.
+#[must_use]
+pub fn waits_in(task: &ProcDir, state: TaskState) -> Option<String> {
+    read_wchan(task).or_else(|| innermost(&read_stack(task, state)))
+}
+
+/// The function that a task with this stack waits in.
+///
+/// Before 5.16 the kernel looks for it along frame pointers (`get_wchan`), which distributions build it without, and mostly
+/// finds nothing. The stack leaves the scheduler's functions out, as `wchan` does.
+#[must_use]
+pub fn innermost(stack: &[String]) -> Option<String> {
+    let frame = stack.first()?;
+    Some(frame.split_once(' ').map_or(&**frame, |(name, _)| name).to_owned())
+}
+
+fn read_wchan(task: &ProcDir) -> Option<String> {
+    task.read("wchan", WCHAN_LIMIT).ok().and_then(|text| parse_wchan(&text))
+}
+
+fn read_stack(task: &ProcDir, state: TaskState) -> Vec<String> {
+    let text = if may_be_read(state) { task.read("stack", STACK_LIMIT).ok() } else { None };
+    text.map(|text| parse_stack(&text)).unwrap_or_default()
 }
 
 /// Function names, innermost first, each followed by ` [module]` if it is of one.
@@ -74,6 +108,16 @@ mod tests {
         assert_eq!(parse_wchan(b"0"), None);
         assert_eq!(parse_wchan(b""), None);
         assert_eq!(parse_wchan(b"do_wait\n"), Some("do_wait".to_owned()));
+    }
+
+    #[test]
+    fn the_function_at_the_top_of_a_stack_is_named_without_its_module() {
+        assert_eq!(
+            innermost(&["nv_wait [nvidia]".to_owned(), "do_exit".to_owned()]).as_deref(),
+            Some("nv_wait")
+        );
+        assert_eq!(innermost(&["do_exit".to_owned()]).as_deref(), Some("do_exit"));
+        assert_eq!(innermost(&[]), None);
     }
 
     proptest! {

@@ -98,6 +98,18 @@ fn all_facts_of_a_process_are_read() {
 }
 
 #[test]
+fn where_wchan_says_nothing_the_stack_says_what_a_thread_waits_in() {
+    let proc = FakeProc::new();
+    proc.thread(428, b"x", 'D', 1, 0);
+    proc.write("428/task/428/wchan", "0");
+    proc.write("428/task/428/stack", "[<0>] percpu_rwsem_wait+0x1/0x2\n[<0>] vfs_write+0x1/0x2\n");
+    let facts = proc.fs().facts(428, 428, READ).expect("readable");
+    assert_eq!(facts.wchan.as_deref(), Some("percpu_rwsem_wait"));
+    let without = proc.fs().facts(428, 428, FactOptions { stack: false, ..READ }).expect("readable");
+    assert_eq!(without.wchan, None);
+}
+
+#[test]
 fn a_living_thread_of_a_dead_leader_shows_the_command_line() {
     let proc = FakeProc::new();
     proc.thread(428, b"leader", 'Z', 2, 4);

@@ -121,9 +121,6 @@ fn spare(finding: &Finding, protected: &Protected, include_infrastructure: bool)
         1 => Some("it is PID 1".to_owned()),
         pid if pid == protected.own => Some("it is this program".to_owned()),
         pid if protected.ancestors.contains(&pid) => Some("this program was started from it".to_owned()),
-        _ if finding.why.iter().any(|why| why == "kernel-client") => {
-            Some("it is the kernel itself".to_owned())
-        }
         _ if is_infrastructure(&finding.role) && !include_infrastructure => {
             Some(format!("it is {}: --include-infrastructure ends it too", finding.role))
         }

@@ -8,6 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::columns::{Cell, Column, Detail, Place, Row, Tone, lay_out};
 use super::csv::field;
+use super::folding::{Folded, fold};
 use super::ranges::ranges;
 use super::text::{escape, escape_str};
 use super::watch;
@@ -15,7 +16,7 @@ use super::{Format, View};
 use crate::model::ExitStatus;
 use crate::model::RawText;
 use crate::model::happening::Party;
-use crate::model::history::{Coverage, Fate, History, Holding, Hole, Life};
+use crate::model::history::{Coverage, Fate, History, Holding, Hole, Life, VerdictSpan};
 
 /// What the answer tells its caller: 0, or 3 where the record has holes.
 #[must_use]
@@ -41,6 +42,9 @@ pub fn history(
     }
 }
 
+/// Verdicts that are listed.
+const VERDICTS: usize = 20;
+
 const COLUMNS: [Column; 9] = [
     column("PID", "pid", Place::Fixed, 12, true),
     column("GPU", "gpu", Place::Fixed, 24, false),
@@ -58,12 +62,18 @@ const fn column(title: &'static str, label: &'static str, place: Place, cap: usi
 }
 
 fn table(history: &History, zone: &TimeZone, view: &View<'_>) -> String {
-    let mut sections = vec![headline(history, zone, view)];
+    // A story is about whoever was asked for.
+    let all = view.expand || !history.lives.is_empty();
+    let (history, folded) = if all { (history.clone(), Folded::default()) } else { fold(history) };
+    let history = &history;
+    let mut sections = vec![headline(history, &folded, zone, view)];
     sections.extend(history.lives.iter().map(|life| portrait(life, zone)));
     let rows: Vec<Row> = groups(history).values().map(|group| row(group, history, zone)).collect();
     if !rows.is_empty() && history.lives.is_empty() {
         sections.push(lay_out(&COLUMNS, &rows, view));
     }
+    sections.extend(folded.line());
+    sections.extend(verdicts(history, zone, view));
     if !history.unheld.is_empty() {
         let files: Vec<String> = history
             .unheld
@@ -97,7 +107,34 @@ fn table(history: &History, zone: &TimeZone, view: &View<'_>) -> String {
     sections.join("\n")
 }
 
-fn headline(history: &History, zone: &TimeZone, view: &View<'_>) -> String {
+/// What the daemon said of GPUs. A GPU of which nothing was said but that it is free is left out where a time was asked about.
+fn verdicts(history: &History, zone: &TimeZone, view: &View<'_>) -> Option<String> {
+    let told: BTreeSet<Option<u32>> = history
+        .verdicts
+        .iter()
+        .filter(|span| history.at.is_some() || span.verdict != "free")
+        .map(|span| span.gpu)
+        .collect();
+    let spans: Vec<&VerdictSpan> = history.verdicts.iter().filter(|span| told.contains(&span.gpu)).collect();
+    let last = spans.get(spans.len().saturating_sub(VERDICTS)..).filter(|last| !last.is_empty())?;
+    let mut text = Tone::Strong.paint("What the daemon said, and from when until when:", view.color);
+    if last.len() < spans.len() {
+        text.push_str(&format!(
+            "\n  {} earlier verdicts are not shown: --format json has all.",
+            spans.len() - last.len()
+        ));
+    }
+    for span in last {
+        let (since, until) = (time(span.since, zone), time(span.until, zone));
+        let (word, says) = (escape_str(&span.verdict), escape_str(&span.headline));
+        let tone = if span.verdict == "stuck" { Tone::Warn } else { Tone::Plain };
+        let words = format!("{word} (exit status {}): {says}", span.status);
+        text.push_str(&format!("\n  {since} to {until}  {}", tone.paint(&words, view.color)));
+    }
+    Some(text + "\n")
+}
+
+fn headline(history: &History, folded: &Folded, zone: &TimeZone, view: &View<'_>) -> String {
     let processes: BTreeSet<(&str, u32, u64)> = history
         .holdings
         .iter()
@@ -105,15 +142,15 @@ fn headline(history: &History, zone: &TimeZone, view: &View<'_>) -> String {
         .collect();
     let who = match processes.len() {
         0 if !history.unheld.is_empty() => "Nobody who is known".to_owned(),
-        0 => "Nobody".to_owned(),
+        0 => folded.nobody_but().unwrap_or("Nobody").to_owned(),
         1 => "1 process".to_owned(),
         many => format!("{many} processes"),
     };
     let gpus: BTreeSet<u32> = history.holdings.iter().filter_map(|held| held.gpu).collect();
-    let what = if gpus.is_empty() {
-        "a device".to_owned()
-    } else {
-        format!("GPU {}", ranges(gpus.into_iter().map(u64::from)))
+    let what = match folded.gpus() {
+        _ if !gpus.is_empty() => format!("GPU {}", ranges(gpus.into_iter().map(u64::from))),
+        Some(gpus) => format!("GPU {gpus}"),
+        None => "a device".to_owned(),
     };
     let offset = zone.to_offset(history.to);
     let text = match history.at {

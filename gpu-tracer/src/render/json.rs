@@ -3,6 +3,8 @@
 //! JSON itself demands escapes only for C0 controls, quotes and backslashes. Here everything that could fool a terminal
 //! (see [`super::text::is_deceptive`]) is written as `\uXXXX` as well. Readers get the original text back.
 
+pub mod answer;
+
 use std::io;
 
 use serde::Serialize;

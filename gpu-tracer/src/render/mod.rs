@@ -16,6 +16,7 @@ pub mod watch;
 pub mod why;
 
 mod columns;
+mod folding;
 mod ranges;
 
 use std::io;

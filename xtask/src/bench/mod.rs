@@ -6,6 +6,7 @@ mod crowd;
 mod daemon;
 mod idle;
 mod journal;
+mod kprobes;
 mod measure;
 mod overhead;
 mod restarts;
@@ -53,6 +54,12 @@ pub(crate) struct Arguments {
     /// storm: seconds of it; standing: seconds in which nothing happens.
     #[arg(long, default_value_t = 60)]
     seconds: u32,
+    /// standing: handles held while answers are timed.
+    #[arg(long, default_value_t = 10_000)]
+    handles: usize,
+    /// standing: answers that are timed, of each kind.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    answers: u32,
     /// journal: events written.
     #[arg(long, default_value_t = 10_000_000)]
     events: u64,
@@ -62,6 +69,9 @@ pub(crate) struct Arguments {
     /// storm: opens per second; as many as can be when not given.
     #[arg(long)]
     rate: Option<u64>,
+    /// overhead: the plan of the daemon.
+    #[arg(long, default_value = "lean", value_parser = ["lean", "exhaustive", "snapshot"])]
+    plan: String,
     /// restarts: how many, in five minutes at most.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     restarts: u32,
@@ -75,7 +85,7 @@ enum Name {
     Idle,
     /// What a running daemon costs processes that have nothing to do with GPUs.
     Overhead,
-    /// What a daemon takes with nothing to do, and how quickly it answers when 10,000 handles are held.
+    /// What a daemon takes with nothing to do, and how quickly it answers when ten thousand handles are held.
     Standing,
     /// The device opened and closed as fast as can be while a daemon watches.
     Storm,
@@ -83,6 +93,8 @@ enum Name {
     Journal,
     /// A daemon killed and started again while the device is opened and closed.
     Restarts,
+    /// What the kprobes of plan full cost: in a guest, in instructions, with an estimate of what that is on hardware.
+    Kprobes,
     /// `gpu-tracer why` without NVML, with one that hangs, and through a daemon, against what is promised.
     Why,
 }
@@ -123,6 +135,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
                 Name::Storm => storm::measure(&subject),
                 Name::Journal => journal::measure(&subject),
                 Name::Restarts => restarts::measure(&subject),
+                Name::Kprobes => kprobes::measure(workspace, &subject),
                 Name::Why => why::measure(workspace, &subject),
             }
         });

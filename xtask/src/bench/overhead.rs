@@ -1,4 +1,5 @@
-//! What a running daemon costs processes that have nothing to do with GPUs: pairs of rounds with it and without.
+//! What a running daemon costs processes that have nothing to do with GPUs, and one that holds a device: pairs of rounds with it
+//! and without.
 
 use std::ffi::CStr;
 use std::fs;
@@ -21,7 +22,7 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Runs the benchmark: in every round the daemon is started and ended anew, and which comes first alternates, so that
 /// whatever else happens on the machine meets both alike.
 pub(super) fn measure(subject: &Subject) -> Result<()> {
-    let stage = Stage::set_up()?;
+    let (stage, plan) = (Stage::set_up()?, subject.arguments.plan.as_str());
     let file = stage.folder().join("plain-file");
     fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
     let file = std::ffi::CString::new(file.as_os_str().as_encoded_bytes())?;
@@ -32,29 +33,36 @@ pub(super) fn measure(subject: &Subject) -> Result<()> {
         ("open+close, /dev/null", 40_000, Box::new(|| open_and_close(c"/dev/null"))),
         ("fork+exit+wait", 500, Box::new(fork_and_wait)),
     ];
+    // The last in each round: from then on this process is one that is followed.
+    let of_holder: Work =
+        ("open+close, a plain file, by a holder", 40_000, Box::new(|| open_and_close(&file)));
     // For each work, the ns per operation of every round: without the daemon and with it.
-    let mut pairs = vec![Vec::new(); works.len()];
+    let mut pairs = vec![Vec::new(); works.len() + 1];
     let mut idle = None;
     for round in 0..subject.arguments.rounds {
         let mut figures = [Vec::new(), Vec::new()];
         for with in if round % 2 == 0 { [false, true] } else { [true, false] } {
-            let daemon = if with { Some(Daemon::start(&subject.gpu_tracer, &stage)?) } else { None };
+            let daemon =
+                if with { Some(Daemon::start_planned(&subject.gpu_tracer, &stage, plan)?) } else { None };
             for work in &works {
                 figures[usize::from(with)].push(ns_per_operation(work)?);
             }
             if let (Some(daemon), None) = (&daemon, &idle) {
                 idle = Some(idle_cost(daemon)?);
             }
+            let held = fs::File::open(stage.node()).context("the stand-in cannot be opened")?;
+            figures[usize::from(with)].push(ns_per_operation(&of_holder)?);
+            drop(held);
         }
         let [without, with] = figures;
         pairs.iter_mut().zip(without.into_iter().zip(with)).for_each(|(pairs, pair)| pairs.push(pair));
     }
     println!(
-        "overhead: {} pairs of rounds without and with a daemon; ns of CPU time per operation",
+        "overhead: {} pairs of rounds without and with a daemon (plan {plan}); ns of CPU time per operation",
         subject.arguments.rounds
     );
     let rows: Vec<Vec<String>> =
-        works.iter().zip(&pairs).map(|((name, ..), pairs)| row(name, pairs)).collect();
+        works.iter().chain([&of_holder]).zip(&pairs).map(|((name, ..), pairs)| row(name, pairs)).collect();
     println!("{}", table(&["", "without", "with", "more", "ratio", "min", "max"], &rows));
     if let Some((cpu, resident)) = idle {
         println!("the daemon with nothing to do: {:.3} % of a core, {resident} KiB resident", cpu * 100.0);
@@ -123,7 +131,7 @@ fn idle_cost(daemon: &Daemon) -> Result<(f64, u64)> {
     let (before, start) = (daemon.cpu_time()?, Instant::now());
     std::thread::sleep(IDLE);
     let used = daemon.cpu_time()?.saturating_sub(before);
-    Ok((used.as_secs_f64() / start.elapsed().as_secs_f64(), daemon.resident_kib()?))
+    Ok((used.as_secs_f64() / start.elapsed().as_secs_f64(), daemon.memory()?.all))
 }
 
 /// Medians of both, the median ratio of the pairs, and its spread.

@@ -32,6 +32,7 @@ const POWER_OFF: Duration = Duration::from_secs(15);
 const CONSOLE_LINES: usize = 40;
 
 /// A guest that can be started.
+#[derive(Clone, Copy)]
 pub(crate) struct Guest<'a> {
     /// The kernel's image.
     pub(crate) image: &'a Path,
@@ -45,40 +46,66 @@ pub(crate) struct Guest<'a> {
     pub(crate) shell: bool,
     /// Whether to use hardware virtualisation.
     pub(crate) kvm: bool,
+    /// Whether its clock counts instructions, on its only processor.
+    pub(crate) count: bool,
     /// How long it may take from its first report to its last.
     pub(crate) deadline: Duration,
+    /// A disk that outlives it.
+    pub(crate) disk: Option<&'a Path>,
+    /// Which boot with that disk it is, from 1.
+    pub(crate) stage: u8,
+    /// The program that is its first process.
+    pub(crate) init: &'a str,
+}
+
+/// How a guest ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// Its last word.
+    pub(crate) verdict: Verdict,
+    /// The stage of the boot that is to follow.
+    pub(crate) again: Option<u8>,
 }
 
 impl Guest<'_> {
     /// Runs the guest to its end. Prints what its programs print and how its tests end.
     ///
     /// Fails, with the end of the console, when the guest panics, hangs, or does not give exactly one verdict.
-    pub(crate) fn run(&self) -> Result<Verdict> {
+    pub(crate) fn run(&self) -> Result<Outcome> {
         let line = SecondLine::new(self.nonce)?;
         let mut machine = Machine::start(self, &line.path)?;
         let outcome = self.follow(&line.lines, &mut machine);
         drop(machine);
         match outcome {
-            Ok(verdict) => Ok(verdict),
+            Ok(outcome) => Ok(outcome),
             // The person at the console may end the machine as they like.
-            Err(_) if self.shell => Ok(Verdict { status: 0, passed: 0, failed: 0, ignored: 0 }),
+            Err(_) if self.shell => {
+                let verdict = Verdict { status: 0, passed: 0, failed: 0, ignored: 0 };
+                Ok(Outcome { verdict, again: None })
+            }
             Err(error) => bail!("{error:#}\n{}", self.end_of_console()),
         }
     }
 
-    fn follow(&self, lines: &Receiver<String>, machine: &mut Machine) -> Result<Verdict> {
+    fn follow(&self, lines: &Receiver<String>, machine: &mut Machine) -> Result<Outcome> {
         let start = Instant::now();
-        let mut progress = Progress { start, end: start + BOOT, is_up: false, verdict: None };
+        let mut progress =
+            Progress { start, end: start + BOOT, is_up: false, verdict: None, again: None, cut: false };
         loop {
             let left = progress.end.saturating_duration_since(Instant::now());
             if left.is_zero() && !self.shell {
                 return Err(progress.too_late());
             }
             match lines.recv_timeout(Duration::from_millis(200)) {
-                Ok(line) => self.hear(&line, &mut progress)?,
+                Ok(line) => {
+                    self.hear(&line, &mut progress)?;
+                    if progress.cut {
+                        return progress.outcome().context("the power was to be cut before a verdict");
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) if !machine.has_ended()? => {}
                 // Nothing more can come.
-                Err(_) => return progress.verdict.context("the guest ended without a verdict"),
+                Err(_) => return progress.outcome().context("the guest ended without a verdict"),
             }
         }
     }
@@ -100,6 +127,11 @@ impl Guest<'_> {
             Some(Report::Hung { name }) => {
                 eprintln!("vm: {name} has not ended: what it waits for is on the console")
             }
+            Some(Report::Again { stage }) if stage <= self.stage => {
+                bail!("the guest asks for stage {stage} after stage {}", self.stage)
+            }
+            Some(Report::Again { stage }) => progress.again = Some(stage),
+            Some(Report::Cut) => progress.cut = true,
             Some(Report::Verdict(_)) if progress.verdict.is_some() => {
                 bail!("the guest gave a second verdict")
             }
@@ -126,9 +158,16 @@ struct Progress {
     end: Instant,
     is_up: bool,
     verdict: Option<Verdict>,
+    again: Option<u8>,
+    /// The machine is to end as if somebody had pulled the plug.
+    cut: bool,
 }
 
 impl Progress {
+    fn outcome(&self) -> Option<Outcome> {
+        Some(Outcome { verdict: self.verdict?, again: self.again })
+    }
+
     fn too_late(&self) -> anyhow::Error {
         let seconds = self.start.elapsed().as_secs();
         if self.verdict.is_some() {
@@ -191,11 +230,24 @@ struct Machine(Child);
 impl Machine {
     fn start(guest: &Guest<'_>, second_line: &Path) -> Result<Self> {
         let mut command = Command::new("qemu-system-x86_64");
-        command.args(["-accel", if guest.kvm { "kvm" } else { "tcg,thread=multi" }]);
-        command.args(["-cpu", "max", "-m", "2G", "-smp", "2"]);
+        let how: &[&str] = match (guest.kvm, guest.count) {
+            (true, _) => &["-accel", "kvm", "-smp", "2"],
+            (_, true) => &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1"],
+            _ => &["-accel", "tcg,thread=multi", "-smp", "2"],
+        };
+        command.args(how).args(["-cpu", "max", "-m", "2G"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-vga", "none"]);
         command.arg("-kernel").arg(guest.image).arg("-initrd").arg(guest.initramfs);
-        command.args(["-append", BOOT_OPTIONS]);
+        command
+            .arg("-append")
+            .arg(format!("{BOOT_OPTIONS} rdinit={} gpu_tracer.stage={}", guest.init, guest.stage));
+        if let Some(disk) = guest.disk {
+            // What the guest has written is with this machine's kernel when QEMU ends, however it ends.
+            command
+                .arg("-drive")
+                .arg(format!("file={},format=raw,if=none,id=disk,cache=unsafe", escaped(disk)));
+            command.args(["-device", "nvme,drive=disk,serial=disk"]);
+        }
         if guest.shell {
             command.args(["-serial", "mon:stdio"]);
         } else {
@@ -238,7 +290,7 @@ fn escaped(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn follow(lines: &[&str]) -> Result<Verdict> {
+    fn follow(lines: &[&str]) -> Result<Outcome> {
         let guest = Guest {
             image: Path::new(""),
             initramfs: Path::new(""),
@@ -246,7 +298,11 @@ mod tests {
             nonce: "n",
             shell: false,
             kvm: false,
+            count: false,
             deadline: Duration::from_secs(5),
+            disk: None,
+            stage: 1,
+            init: "/init",
         };
         let (send, receive) = mpsc::channel();
         for line in lines {
@@ -261,8 +317,17 @@ mod tests {
 
     #[test]
     fn one_verdict_is_the_outcome() {
-        let verdict = follow(&["@vm-n up 6.1", "@vm-n test ok 1 a::b", GOOD]).unwrap();
-        assert_eq!(verdict, Verdict { status: 0, passed: 1, failed: 0, ignored: 0 });
+        let outcome = follow(&["@vm-n up 6.1", "@vm-n test ok 1 a::b", GOOD]).unwrap();
+        let verdict = Verdict { status: 0, passed: 1, failed: 0, ignored: 0 };
+        assert_eq!(outcome, Outcome { verdict, again: None });
+    }
+
+    #[test]
+    fn another_boot_can_be_asked_for_and_the_power_be_cut_but_only_forwards_and_after_a_verdict() {
+        let outcome = follow(&["@vm-n up 6.1", "@vm-n again 2", GOOD, "@vm-n cut", "@vm-n up"]).unwrap();
+        assert_eq!(outcome.again, Some(2));
+        assert!(follow(&["@vm-n up 6.1", "@vm-n again 1", GOOD]).is_err());
+        assert!(follow(&["@vm-n up 6.1", "@vm-n cut"]).is_err());
     }
 
     #[test]

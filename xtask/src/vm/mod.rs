@@ -7,17 +7,20 @@
 //! what runs inside.
 //!
 //! Test programs are the integration tests of `gpu-tracer-tests`. Those whose name begins with `vm_` run with the
-//! stand-in driver loaded, after all others.
+//! stand-in driver loaded, after all others; those of `vm_reboot` in several boots with one disk
+//! ([`disk`]), those of `vm_systemd` in one with systemd as first process ([`systemd`]).
 
 mod archive;
 mod build;
 mod contents;
 mod cpio;
+mod disk;
 mod guest;
 mod kernel;
 mod modules;
 mod needs;
 mod protocol;
+mod systemd;
 mod toolchain;
 mod tree;
 
@@ -76,6 +79,10 @@ pub(crate) struct Arguments {
     /// Use this machine's hardware virtualisation: much faster where it works.
     #[arg(long)]
     kvm: bool,
+    /// Have the guest's clock count instructions, one for each ns, on one processor: what is measured in it is then the same
+    /// however busy this machine is. Everything takes longer.
+    #[arg(long, conflicts_with = "kvm")]
+    count: bool,
     /// Put this program or script into the guest as well, with its libraries; it is found by its name.
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
@@ -110,6 +117,7 @@ impl Arguments {
             dev: false,
             driver_only: false,
             kvm: false,
+            count: false,
             add: Vec::new(),
             env: Vec::new(),
             deadline: GUEST_SECONDS,
@@ -229,6 +237,7 @@ fn run(
     let initramfs = contents::write_initramfs(workspace, &kernel, programs, &plan, work)?;
     let start = Instant::now();
     let console = work.join("console.log");
+    let disk = disk::blank(&work.join("disk.img"))?;
     let guest = Guest {
         image: &kernel.image()?,
         initramfs: &initramfs,
@@ -236,9 +245,18 @@ fn run(
         nonce: &plan.nonce,
         shell: plan.mode == Mode::Shell,
         kvm: arguments.kvm,
+        count: arguments.count,
         deadline: Duration::from_secs(arguments.deadline),
+        disk: Some(&disk),
+        stage: 1,
+        init: "/init",
     };
-    let verdict = guest.run()?;
+    let mut verdict = disk::run_all_boots(guest)?;
+    if plan.mode == Mode::Suite
+        && let Some(further) = systemd::run(&guest, &plan.filter)?
+    {
+        verdict = verdict.and(further);
+    }
     let seconds = start.elapsed().as_secs();
     match plan.mode {
         Mode::Suite if verdict.passed + verdict.failed == 0 => bail!("no test's name contains this filter"),

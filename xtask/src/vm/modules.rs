@@ -8,9 +8,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 /// What the tests need and a distribution may have built as a module: file systems to freeze and to hang in, loop
-/// devices below them, and what the tools ask about sockets.
-const WANTED: [&str; 9] =
-    ["crc32c_generic", "crc32c", "ext4", "loop", "fuse", "overlay", "unix", "unix_diag", "tun"];
+/// devices below them, what the tools ask about sockets, and the disk that outlives a boot.
+const WANTED: [&str; 10] =
+    ["crc32c_generic", "crc32c", "ext4", "loop", "fuse", "overlay", "unix", "unix_diag", "tun", "nvme"];
 
 /// A module, uncompressed.
 pub(crate) struct Module {

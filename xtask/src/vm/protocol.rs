@@ -26,6 +26,18 @@ pub(crate) struct Verdict {
     pub(crate) ignored: u32,
 }
 
+impl Verdict {
+    /// Both boots.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            status: self.status.max(other.status),
+            passed: self.passed + other.passed,
+            failed: self.failed + other.failed,
+            ignored: self.ignored + other.ignored,
+        }
+    }
+}
+
 /// One report of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Report {
@@ -48,6 +60,13 @@ pub(crate) enum Report {
         /// Its name.
         name: String,
     },
+    /// There is more to do after another boot with the same disk.
+    Again {
+        /// What that boot is told; greater than what this one was.
+        stage: u8,
+    },
+    /// The power is to be cut now: the guest will not end by itself.
+    Cut,
     /// Everything is done; the guest powers off now.
     Verdict(Verdict),
 }
@@ -64,10 +83,13 @@ pub(crate) fn split<'a>(line: &'a str, nonce: &str) -> (&'a str, Option<Result<R
 }
 
 fn parse(report: &str) -> Option<Report> {
-    let (kind, rest) = report.trim_end().split_once(' ')?;
+    let report = report.trim_end();
+    let (kind, rest) = report.split_once(' ').unwrap_or((report, ""));
     match kind {
         "up" => Some(Report::Up { release: rest.to_owned() }),
         "hung" => Some(Report::Hung { name: rest.to_owned() }),
+        "again" => Some(Report::Again { stage: rest.parse().ok()? }),
+        "cut" if rest.is_empty() => Some(Report::Cut),
         "test" => {
             let mut words = rest.splitn(3, ' ');
             let ending = match words.next()? {
@@ -112,6 +134,8 @@ mod tests {
                 Report::Test { name: name.clone(), ending: Ending::Ok, took_ms: 120 },
             ),
             ("@vm-n1 hung a::b", Report::Hung { name }),
+            ("@vm-n1 again 2", Report::Again { stage: 2 }),
+            ("@vm-n1 cut", Report::Cut),
             (
                 r#"@vm-n1 verdict {"status":1,"passed":3,"failed":2,"ignored":0}"#,
                 Report::Verdict(Verdict { status: 1, passed: 3, failed: 2, ignored: 0 }),
@@ -137,7 +161,9 @@ mod tests {
 
     #[test]
     fn a_damaged_report_is_an_error() {
-        for line in ["@vm-n1 verdict {", "@vm-n1 test maybe 1 a", "@vm-n1 x y"] {
+        for line in
+            ["@vm-n1 verdict {", "@vm-n1 test maybe 1 a", "@vm-n1 x y", "@vm-n1 again", "@vm-n1 cut 1"]
+        {
             assert!(matches!(split(line, "n1").1, Some(Err(_))), "{line}");
         }
     }

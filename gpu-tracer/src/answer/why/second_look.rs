@@ -161,10 +161,8 @@ pub(super) fn task(pid: u32, tid: u32) -> Option<ProcDir> {
 /// The function it sleeps in and its kernel stack.
 pub(super) fn where_it_waits(pid: u32, tid: u32) -> (Option<String>, Vec<String>) {
     let Some(task) = task(pid, tid) else { return (None, Vec::new()) };
-    let wchan = task.read("wchan", stack::WCHAN_LIMIT).ok().and_then(|text| stack::parse_wchan(&text));
-    let shown = read_stat(&task).is_ok_and(|stat| stack::may_be_read(stat.state));
-    let frames = if shown { task.read("stack", stack::STACK_LIMIT).ok() } else { None };
-    (wchan, frames.map(|text| stack::parse_stack(&text)).unwrap_or_default())
+    let state = read_stat(&task).map_or(TaskState::Running, |stat| stat.state);
+    stack::where_it_waits(&task, state)
 }
 
 #[cfg(test)]

@@ -67,9 +67,9 @@ fn a2b_a_forked_child_of_another_name_keeps_the_memory_of_a_dead_creator() {
         for_ms: None,
         task: None,
         id: 4,
-        device: "nvidia4".to_owned(),
+        device: "nvidia4".into(),
         gpu: Some(4),
-        state: "open".to_owned(),
+        state: "open".into(),
         references: Some(1),
         unexplained: 0,
         driver_pins: 0,
@@ -122,6 +122,24 @@ fn a2b_without_a_record_inherited_is_said_only_where_the_descent_is_shown() {
     // It is its own, whatever its session.
     let found = told(|child| child.session = 430, process(481));
     assert!(!inherits(&found) && !found.headline.contains("430"), "{}", says(&found));
+}
+
+#[test]
+fn references_to_the_driver_that_no_file_explains_are_no_leak_and_do_not_matter_to_an_idle_gpu() {
+    let mut input = with_memory(a2(), &A2_USED);
+    let why = "module nvidia has 1 reference without an open file: a handle, or a kernel client".to_owned();
+    input.report.coverage = Coverage {
+        complete: false,
+        missing: vec![MissingReport { what: "module-references".to_owned(), why }],
+    };
+    let found = expect(&input, 4, Verdict::Unknown, &["93699 MiB", "module nvidia has 1 reference"]);
+    assert!(found.headline.chars().count() <= 120, "{}", found.headline);
+    assert!(commands(&found).iter().any(|command| command.contains("/proc/modules")), "{:#?}", found.advice);
+    a2_others_are_named_for_what_they_are(&input);
+    // Without NVML nothing tells a GPU that is idle from one that is not.
+    input.nvml = crate::gpu::NvmlStatus::Absent("it is not there".to_owned());
+    input.report.gpus.iter_mut().for_each(|gpu| gpu.memory_used_mib = None);
+    expect(&input, 0, Verdict::Unknown, &["module nvidia has 1 reference"]);
 }
 
 #[test]

@@ -151,7 +151,6 @@ fn each_reason_gets_its_own_words() {
         (with(|one| one.role = "monitor".to_owned()), Verdict::Held, "only by infrastructure and monitors"),
         (with(|one| one.role = "initialised".to_owned()), Verdict::Held, "initialised, not used"),
         (with(|one| one.role = "mps-server".to_owned()), Verdict::Held, "MPS server"),
-        (with(|one| one.why = vec!["kernel-client".to_owned()]), Verdict::Stuck, "SIGKILL does not end"),
     ];
     for (input, verdict, words) in cases {
         expect(&input, 0, verdict, &[words]);
@@ -222,9 +221,9 @@ fn a_file_that_the_driver_still_releases_is_neither_free_nor_a_leak() {
             for_ms: None,
             task: None,
             id: 1,
-            device: "nvidia0".to_owned(),
+            device: "nvidia0".into(),
             gpu: Some(0),
-            state: state.to_owned(),
+            state: state.into(),
             references: Some(0),
             unexplained: 0,
             driver_pins: 0,
@@ -235,13 +234,13 @@ fn a_file_that_the_driver_still_releases_is_neither_free_nor_a_leak() {
         let found = expect(&input, 0, Verdict::Stuck, &["still being released", "1 handle"]);
         assert!(commands(&found).contains(&"gpu-tracer wait 0 --timeout 60s"), "{found:#?}");
         // For an instant that is how every process ends.
-        input.report.files[0].since = Some("2026-11-29T15:02:10.963Z".to_owned());
+        input.report.files[0].since = Some("2026-11-29T15:02:10.963Z".parse().unwrap());
         expect(&input, 0, Verdict::Held, &["being released by the driver just now (1 handle)"]);
-        input.report.files[0].since = Some("2026-11-29T15:02:10.100Z".to_owned());
+        input.report.files[0].since = Some("2026-11-29T15:02:10.100Z".parse().unwrap());
         expect(&input, 0, Verdict::Stuck, &["still being released"]);
-        input.report.files[0].state = "open".to_owned();
+        input.report.files[0].state = "open".into();
         expect(&input, 0, Verdict::Unknown, &["nobody can be named"]);
-        input.report.files[0].state = "opening".to_owned();
+        input.report.files[0].state = "opening".into();
         input.report.files[0].task = Some(TaskReport { pid: 442, tid: 443 });
         expect(&input, 0, Verdict::Unknown, &["being opened by task 443 of PID 442"]);
     }

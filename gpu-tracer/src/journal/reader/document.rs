@@ -40,7 +40,9 @@ impl Reader {
         };
         let coverage = self.coverage(window)?;
         let document = self.document(window, coverage, holdings)?;
-        Ok(History { events: lines(events), more_events, ..document })
+        let verdicts =
+            if asked.pid.is_some() { Vec::new() } else { self.verdicts(window, &asked.selection)? };
+        Ok(History { events: lines(events), more_events, verdicts, ..document })
     }
 
     /// Who held what at a moment.
@@ -54,6 +56,7 @@ impl Reader {
         // What came later was not known then, and is told all the same: it is why one asks.
         document.at = Some(moment);
         document.unheld = then.unheld;
+        document.verdicts = then.verdicts;
         Ok(document)
     }
 
@@ -102,6 +105,7 @@ impl Reader {
             coverage,
             holdings,
             unheld: Vec::new(),
+            verdicts: Vec::new(),
             fates,
             events: Vec::new(),
             lives: Vec::new(),
@@ -150,7 +154,8 @@ impl Reader {
                 (fate.signal, fate.by) = (detail.signal, by(&detail)?);
                 fate.by_kernel = detail.by_kernel;
             } else if what == exiting && (detail.tid.is_none() || fate.pending) {
-                (known, fate.pending) = (true, false);
+                // A leader that is dead is not the end of a process whose other threads are not.
+                (known, fate.pending) = (true, fate.pending && detail.others_left);
                 fate.at = fate.at.or(Some(boot.wall(at_ns)));
                 fate.signal = detail.signal.or(fate.signal);
                 fate.exit_status = detail.exit_status;

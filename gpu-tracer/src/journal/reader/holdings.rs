@@ -6,12 +6,14 @@ use jiff::Timestamp;
 use rusqlite::Row;
 
 use super::{At, Boot, Moment, Process, Reader, Window};
-use crate::diagnose::Roles;
 use crate::gpu::selector::Selection;
 use crate::journal::JournalError;
 use crate::journal::schema::OPEN_LEVEL;
-use crate::model::RawText;
-use crate::model::history::{Holding, Unheld};
+use crate::model::history::{Holding, OWN_HELPER, Unheld};
+
+/// The file of this program, and what it calls the process that asks NVML.
+const OUR_PROGRAM: &[u8] = b"gpu-tracer";
+const OUR_HELPER: &[u8] = b"gpu-tracer-nvml";
 
 /// How long before a moment an interval of this level may have begun that covers it.
 fn reach(level: i64) -> i64 {
@@ -54,7 +56,14 @@ impl Reader {
         // In a hole the last thing known is what was so before it.
         let before = coverage.holes.iter().map(|hole| hole.from).min().map_or(asked, |from| from.min(asked));
         let Some(moment) = self.moment(before) else {
-            return Ok(At { asked, answered: None, holdings: Vec::new(), unheld: Vec::new(), coverage });
+            return Ok(At {
+                asked,
+                answered: None,
+                holdings: Vec::new(),
+                unheld: Vec::new(),
+                verdicts: Vec::new(),
+                coverage,
+            });
         };
         let mut holdings = Vec::new();
         self.overlapping(moment.boot, moment.ns, moment.ns, &mut holdings)?;
@@ -66,7 +75,8 @@ impl Reader {
             wanted(selection, &held.device, held.gpu) && pid.is_none_or(|pid| held.process.pid == pid)
         });
         let answered = self.boot(moment.boot).map(|boot| boot.wall(moment.ns));
-        Ok(At { asked, answered, holdings, unheld, coverage })
+        let verdicts = if pid.is_some() { Vec::new() } else { self.verdicts_at(moment, selection)? };
+        Ok(At { asked, answered, holdings, unheld, verdicts, coverage })
     }
 
     /// What was held at any time in a window, by beginning.
@@ -152,6 +162,18 @@ impl Reader {
         Ok(())
     }
 
+    /// By its executable alone: what it had mapped is not in the record.
+    fn role(&self, process: &Process, at_ns: i64, device: &str) -> String {
+        let exe = process.exe.as_ref().map(|exe| &exe.0[..]);
+        let is_ours = exe.is_some_and(|exe| exe.rsplit(|byte| *byte == b'/').next() == Some(OUR_PROGRAM));
+        let role = match self.roles.role(exe, &[]) {
+            "unknown" if is_ours && process.comm(at_ns).0[..] == *OUR_HELPER => OWN_HELPER,
+            "unknown" if device.starts_with("nvidia") => "compute",
+            known => known,
+        };
+        role.to_owned()
+    }
+
     fn holding(&self, boot: &Boot, row: &Row<'_>) -> Result<Holding, JournalError> {
         let (since_ns, until_ns): (i64, Option<i64>) = (row.get(2)?, row.get(3)?);
         let process = self.names.process(&self.db, row.get(1)?)?;
@@ -167,7 +189,7 @@ impl Reader {
             process: process.party(named_at),
             exe: process.exe.clone(),
             cgroup: process.cgroup.clone(),
-            role: role(process.exe.as_ref(), &device),
+            role: self.role(&process, named_at, &device),
             how: row.get(4)?,
             from: from.map(|from| from.party(since_ns)),
             since: boot.wall(since_ns),
@@ -185,13 +207,3 @@ impl Reader {
 const SELECT: &str = "SELECT holding.file, holding.process, holding.since_ns, holding.until_ns, holding.how, holding.giver, \
      holding.ended, device.name, device.gpu FROM holding \
      JOIN file ON file.id = holding.file JOIN device ON device.id = file.device";
-
-/// By its executable alone: what it had mapped is not in the record.
-fn role(exe: Option<&RawText>, device: &str) -> String {
-    let role = Roles::default().role(exe.map(|exe| &exe.0[..]), &[]);
-    match role {
-        "unknown" if device.starts_with("nvidia") => "compute",
-        known => known,
-    }
-    .to_owned()
-}

@@ -35,6 +35,7 @@ impl Reader {
             lives,
             samples: self.samples(window)?,
             gpus: self.gpus()?,
+            helpers: 0,
             boots: self.boot_facts()?,
             record_begin: self.begin(),
             record_end: self.end(),

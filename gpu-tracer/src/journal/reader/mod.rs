@@ -9,6 +9,7 @@ mod naming;
 mod query;
 mod story;
 mod time;
+mod verdicts;
 
 use std::path::{Path, PathBuf};
 
@@ -16,9 +17,10 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{JournalError, schema};
+use crate::diagnose::Roles;
 use crate::gpu::selector::{self, Selection, SelectorError};
 use crate::model::device::{DeviceRange, Naming};
-use crate::model::history::{Coverage, Holding, Unheld};
+use crate::model::history::{Coverage, Holding, Unheld, VerdictSpan};
 use crate::model::{DeviceNumber, DeviceTable, Gpu};
 
 pub use document::Asked;
@@ -71,6 +73,8 @@ pub struct At {
     pub holdings: Vec<Holding>,
     /// What was open then and held by nobody who is known.
     pub unheld: Vec<Unheld>,
+    /// What had been said of GPUs last.
+    pub verdicts: Vec<VerdictSpan>,
     /// Holes around it.
     pub coverage: Coverage,
 }
@@ -78,6 +82,9 @@ pub struct At {
 /// An open journal.
 pub struct Reader {
     db: Connection,
+    /// Of its layout.
+    version: i64,
+    roles: Roles,
     boots: Vec<Boot>,
     names: Names,
 }
@@ -118,17 +125,22 @@ impl Reader {
         let db = connect(path)?;
         // One answer is about one state of it, whatever is written meanwhile.
         db.execute_batch("BEGIN")?;
-        match schema::check(&db)? {
-            0 => return Err(JournalError::Empty),
-            schema::VERSION => {}
-            // Only a writer may migrate; there is no older version that a reader could not read yet.
-            older => return Err(JournalError::Newer { found: older, known: schema::VERSION }),
+        // Only a writer may migrate. What an older version does not have has not been recorded.
+        let version = schema::check(&db)?;
+        if version == 0 {
+            return Err(JournalError::Empty);
         }
         let boots = boots(&db)?;
         if boots.iter().all(|boot| boot.runs.is_empty()) {
             return Err(JournalError::Empty);
         }
-        Ok(Self { db, boots, names: Names::default() })
+        Ok(Self { db, version, roles: Roles::default(), boots, names: Names::default() })
+    }
+
+    /// The same, with what a site says of its programs.
+    #[must_use]
+    pub fn with_roles(self, roles: Roles) -> Self {
+        Self { roles, ..self }
     }
 
     /// The end of the record: its last sign of life.

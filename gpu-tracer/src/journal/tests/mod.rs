@@ -4,6 +4,7 @@ mod hostile;
 mod incident;
 mod intervals;
 mod trouble;
+mod verdicts;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -18,8 +19,8 @@ use crate::model::change::Change;
 use crate::model::device::{DeviceRange, Naming};
 use crate::model::snapshot::Source;
 use crate::model::{
-    DeviceNumber, DeviceTable, FileKey, MmKey, OpenFile, ProcessId, RawText, Reference, Snapshot, TableKey,
-    Task, TaskState, Via,
+    DeviceNumber, DeviceTable, FileKey, MmKey, ModuleUses, OpenFile, ProcessId, RawText, Reference, Snapshot,
+    TableKey, Task, TaskState, Via,
 };
 
 const GPU0: DeviceNumber = DeviceNumber { major: 195, minor: 0 };
@@ -60,7 +61,15 @@ impl World {
         };
         let files = counts.into_iter().map(file).collect();
         let source = Source::Iterators;
-        Snapshot { taken_ns, source, tasks, files, references, missing: Vec::new() }
+        Snapshot {
+            taken_ns,
+            source,
+            tasks,
+            files,
+            references,
+            missing: Vec::new(),
+            modules: ModuleUses::default(),
+        }
     }
 }
 

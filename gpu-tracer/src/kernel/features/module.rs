@@ -32,6 +32,24 @@ impl Module {
         )
     }
 
+    /// One module, as it is now; `None` if it is not loaded, or the kernel does not count.
+    #[must_use]
+    pub fn read(root: &Path, name: &str) -> Option<Self> {
+        let directory = root.join("sys/module").join(name);
+        let references = std::fs::read_to_string(directory.join("refcnt")).ok()?.trim().parse().ok()?;
+        let users = directory.join("holders").read_dir().ok()?.flatten();
+        let used_by = users.filter_map(|user| user.file_name().into_string().ok()).collect();
+        Some(Self { name: name.to_owned(), references: Some(references), used_by })
+    }
+
+    /// Address of the kernel's `struct module`; `None` if it is not loaded or root alone may know. Never to be shown.
+    #[must_use]
+    pub fn address(root: &Path, name: &str) -> Option<u64> {
+        let path = root.join("sys/module").join(name).join("sections/.gnu.linkonce.this_module");
+        let text = std::fs::read_to_string(path).ok()?;
+        u64::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok().filter(|address| *address != 0)
+    }
+
     /// `nvidia 9998336 24 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (POE)`
     fn parse(line: &str) -> Option<Self> {
         let mut fields = line.split_whitespace();
@@ -84,6 +102,24 @@ mod tests {
             modules.iter().map(|module| (module.name.as_str(), module.references_beyond_modules())).collect();
         assert_eq!(seen, [("nvidia_uvm", Some(6)), ("nvidia", Some(22)), ("loop", None)]);
         assert_eq!(modules.iter().filter(|module| module.is_gpu_driver()).count(), 2);
+    }
+
+    #[test]
+    fn one_module_is_read_with_its_users_and_its_address() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("sys/module/nvidia");
+        std::fs::create_dir_all(directory.join("holders/nvidia_uvm")).unwrap();
+        std::fs::create_dir_all(directory.join("sections")).unwrap();
+        std::fs::write(directory.join("refcnt"), "4\n").unwrap();
+        let module = Module::read(root.path(), "nvidia").unwrap();
+        assert_eq!(module.references_beyond_modules(), Some(3), "{module:?}");
+        assert_eq!(Module::read(root.path(), "nvidia_uvm"), None);
+
+        let address = directory.join("sections/.gnu.linkonce.this_module");
+        std::fs::write(&address, "0xffffffffc0266040\n").unwrap();
+        assert_eq!(Module::address(root.path(), "nvidia"), Some(0xffff_ffff_c026_6040));
+        std::fs::write(&address, "0x0000000000000000\n").unwrap();
+        assert_eq!(Module::address(root.path(), "nvidia"), None, "hidden from all but root");
     }
 
     #[test]

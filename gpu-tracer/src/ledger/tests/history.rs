@@ -190,7 +190,7 @@ fn a_description_that_comes_after_the_open_is_still_the_openers() {
         ProcessDescription { cmdline: cmdline.clone(), ..ProcessDescription::default() },
     );
     let opened = ledger.view().files[0].opened.clone();
-    assert_eq!(opened.map(|opened| opened.opener.cmdline), Some(cmdline));
+    assert_eq!(opened.map(|opened| opened.opener.cmdline.clone()), Some(cmdline));
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn mapping_unmapping_and_closing_are_told_apart() {
         let drift = ledger.reconcile(&world(taken_ns, vec![task(10, 10)], files, references));
         drift.changes.into_iter().map(|change| change.kind).collect::<Vec<_>>()
     };
-    assert_eq!(look(200_000, vec![fd(1, 10, 3), map(1, 10, 0)]), [ChangeKind::Mapped]);
+    assert_eq!(look(200_000, vec![fd(1, 10, 3), map(1, 10, 0)]), [ChangeKind::Mapped { exact: false }]);
     assert_eq!(look(300_000, vec![map(1, 10, 0)]), [ChangeKind::DescriptorsClosed]);
     assert_eq!(look(400_000, vec![map(1, 10, 0), fd(1, 10, 4)]), []);
     assert_eq!(look(500_000, vec![fd(1, 10, 4)]), [ChangeKind::Unmapped]);
@@ -402,4 +402,21 @@ fn who_was_born_before_the_open_has_been_handed_it_even_where_both_are_new() {
     ));
     let passed = Origin::Passed { from: Some(process(110)) };
     assert_eq!(origins(&ledger), [(110, Origin::Opened), (120, passed)]);
+}
+
+#[test]
+fn a_mapping_that_was_seen_to_be_made_is_told_with_its_moment_and_once() {
+    let mapped =
+        |at_ns, file, tgid| event(at_ns, EventKind::Mapped { file: FileKey(file), task: leader(tgid) });
+    let mut ledger = ledger_with_one_holder();
+    let changes = ledger.apply(&mapped(100_500, 1, 10));
+    let exactly = ChangeKind::Mapped { exact: true };
+    assert_eq!((said(&changes), changes[0].at_ns), (vec![(Some(10), &exactly)], 100_500));
+    assert_eq!(ledger.apply(&mapped(100_600, 1, 10)), [], "it has one already");
+    let references = vec![fd(1, 10, 3), map(1, 10, 0), map(1, 10, 8192)];
+    let drift = ledger.reconcile(&world(101_000, vec![task(10, 10)], vec![device(1, GPU0, 3)], references));
+    assert_eq!(drift.changes, [], "the look shows what was told");
+    assert_eq!(ledger.apply(&mapped(100_700, 1, 10)), [], "older than the look");
+    assert_eq!(ledger.apply(&mapped(102_000, 1, 20)), [], "how it came to the file is for a look to say");
+    assert_eq!(ledger.apply(&mapped(102_000, 7, 10)), [], "nobody knows this file");
 }

@@ -4,6 +4,7 @@ mod addresses;
 mod converging;
 mod history;
 mod openers;
+mod recall;
 mod resolving;
 mod speed;
 mod states;
@@ -13,8 +14,8 @@ use crate::model::change::{Change, ChangeKind};
 use crate::model::event::{Access, Event, EventKind, Exit, HeldAtExit, MayWait, Sender, Slot, TaskId};
 use crate::model::snapshot::Source;
 use crate::model::{
-    DeviceNumber, FileKey, Missing, MmKey, OpenFile, ProcessId, RawText, Reference, Snapshot, TableKey, Task,
-    TaskState, Via,
+    DeviceNumber, FileKey, Missing, MmKey, ModuleUses, OpenFile, ProcessId, RawText, Reference, Snapshot,
+    TableKey, Task, TaskState, Via,
 };
 
 /// `nvidia0` of the small worlds.
@@ -66,7 +67,15 @@ fn in_flight(file: u64, socket: u64) -> Reference {
 }
 
 fn world(taken_ns: u64, tasks: Vec<Task>, files: Vec<OpenFile>, references: Vec<Reference>) -> Snapshot {
-    Snapshot { taken_ns, source: Source::Iterators, tasks, files, references, missing: Vec::new() }
+    Snapshot {
+        taken_ns,
+        source: Source::Iterators,
+        tasks,
+        files,
+        references,
+        missing: Vec::new(),
+        modules: ModuleUses::default(),
+    }
 }
 
 /// The process of [`task`]`(tgid, tgid)`.

@@ -1,5 +1,10 @@
 //! Getting at the hooks: those that an earlier process left, or new ones.
 
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf},
@@ -12,7 +17,7 @@ use super::{
     driver::DriverHooks,
     hooks::{self, Attached, HOOKS, HookReport},
     pins::{Kept, Pins},
-    refused,
+    refused, system_calls,
     tracked::{self, TrackedSet},
     translate::Translator,
 };
@@ -26,19 +31,24 @@ use crate::{
 };
 
 /// Maps of the event programs that have a size, and the least they can have, for those who load only the others.
-pub(in crate::probe) const MAPS: [(&str, u32); 7] = [
+pub(in crate::probe) const MAPS: [(&str, u32); 10] = [
     ("EVENTS", 1),
     ("TRACKED", 1),
     ("TOUCHES", 1),
     (calls::MAPS[0], 1),
     (calls::MAPS[1], 1),
     (calls::MAPS[2], 1),
+    (calls::MAPS[3], 1),
+    (calls::MAPS[4], 1),
     ("SPENT", 1),
+    CALLING,
 ];
+/// For nobody unless every system call is followed.
+const CALLING: (&str, u32) = ("CALLING", 1);
 /// Maps of the other programs that take memory when they are made.
 const OTHER_MAPS: [(&str, u32); 2] = [("HOLDS", 1), ("SUBJECTS", 1)];
 /// Maps that this side uses.
-const USED: [&str; 11] = [
+const USED: [&str; 13] = [
     "EVENTS",
     tracked::MAPS[0],
     tracked::MAPS[1],
@@ -50,7 +60,13 @@ const USED: [&str; 11] = [
     calls::MAPS[0],
     calls::MAPS[1],
     calls::MAPS[2],
+    calls::MAPS[3],
+    calls::MAPS[4],
 ];
+
+/// How long the list of symbols may take to be read when the source is made.
+const SYMBOLS_WITHIN: Duration = Duration::from_secs(5);
+const BETWEEN_REFRESHES: Duration = Duration::from_millis(2);
 
 impl EventSource {
     /// Attaches the hooks, or takes over those in `options.pin_dir`. Needs CAP_BPF, CAP_PERFMON and, for `cgroup/dev`,
@@ -64,14 +80,19 @@ impl EventSource {
         }
         let layout = layout::resolve(btf)?;
         let ring_bytes = options.ring_bytes.checked_next_power_of_two().unwrap_or(1 << 31);
-        let parts = [OBJECT, layout.as_bytes(), &ring_bytes.to_ne_bytes(), &[u8::from(options.driver)]];
+        let parts = [
+            OBJECT,
+            layout.as_bytes(),
+            &ring_bytes.to_ne_bytes(),
+            &[u8::from(options.driver), u8::from(options.calls)],
+        ];
         let pins = options.pin_dir.as_deref().map(|directory| Pins::take(directory, &parts)).transpose()?;
         let mut source = match pins.as_ref().map(|pins| pins.reopen(&USED)).transpose() {
-            Ok(Some(Some(kept))) => Self::resume(kept)?,
-            Ok(_) => Self::load(layout.as_bytes(), ring_bytes, options.driver, pins.as_ref())?,
+            Ok(Some(Some(kept))) => Self::resume(kept, options.calls)?,
+            Ok(_) => Self::load(layout.as_bytes(), ring_bytes, options, pins.as_ref())?,
             Err(error) => {
                 tracing::debug!(?error, "what an earlier process left cannot be used");
-                let mut source = Self::load(layout.as_bytes(), ring_bytes, options.driver, pins.as_ref())?;
+                let mut source = Self::load(layout.as_bytes(), ring_bytes, options, pins.as_ref())?;
                 source.start = Start::Replaced;
                 source
             }
@@ -102,6 +123,12 @@ impl EventSource {
             self.calls.forget_all();
         }
         self.refresh_driver();
+        // Nobody waits for this source yet.
+        let deadline = Instant::now() + SYMBOLS_WITHIN;
+        while self.driver_is_unfinished() && Instant::now() < deadline {
+            thread::sleep(BETWEEN_REFRESHES);
+            self.refresh_driver();
+        }
         if all_the_time {
             self.earlier = self.calls.in_progress();
         }
@@ -110,16 +137,24 @@ impl EventSource {
         }
     }
 
-    fn load(layout: &[u8], ring_bytes: u32, driver: bool, pins: Option<&Pins>) -> Result<Self, ProbeError> {
+    fn load(
+        layout: &[u8],
+        ring_bytes: u32,
+        options: &Options,
+        pins: Option<&Pins>,
+    ) -> Result<Self, ProbeError> {
         let mut loader = EbpfLoader::new();
+        let classes = system_calls::classes();
         loader.btf(None).override_global("KERNEL", layout, true).map_max_entries("EVENTS", ring_bytes);
-        for (map, least) in OTHER_MAPS {
+        loader.override_global("CALL_CLASSES", &classes[..], true);
+        for (map, least) in OTHER_MAPS.into_iter().chain((!options.calls).then_some(CALLING)) {
             loader.map_max_entries(map, least);
         }
         let mut ebpf = loader.load(OBJECT).map_err(ProbeError::Load)?;
         let features = Features::probe("/".as_ref());
-        let (attached, hooks) = hooks::attach(&mut ebpf, &features);
-        let driver = if driver { DriverHooks::load(&mut ebpf, &features) } else { DriverHooks::not_asked() };
+        let (attached, hooks) = hooks::attach(&mut ebpf, &features, options.calls);
+        let driver =
+            if options.driver { DriverHooks::load(&mut ebpf, &features) } else { DriverHooks::not_asked() };
         if let Some(pins) = pins {
             let maps =
                 USED.map(|name| ebpf.map(name).map(|map| (name, map)).ok_or(ProbeError::Incompatible(name)));
@@ -129,15 +164,16 @@ impl EventSource {
         Self::assemble(&mut |name| take(&mut ebpf, name), attached, hooks, driver, Start::Fresh)
     }
 
-    fn resume(kept: Kept) -> Result<Self, ProbeError> {
+    fn resume(kept: Kept, calls: bool) -> Result<Self, ProbeError> {
         let Kept { mut maps, links } = kept;
         let features = Features::probe("/".as_ref());
-        let hooks = HOOKS.iter().enumerate().map(|(index, hook)| {
+        let asked_for = HOOKS.iter().enumerate().filter(|(_, hook)| hook.is_asked_for(calls));
+        let hooks = asked_for.map(|(index, hook)| {
             if let Some(attached) = links.iter().find(|attached| attached.hook == index) {
                 return attached.report(&features);
             }
             let detail = "it could not be attached when the hooks were made".to_owned();
-            HookReport { hook: hook.name, works: Answer::No, detail: Some(detail) }
+            HookReport { hook: hook.name, works: Answer::No, detail: Some(detail), blind: true }
         });
         let hooks = hooks.collect();
         let mut map = |name: &'static str| {

@@ -3,10 +3,10 @@
 use gpu_tracer_common::{
     LAYOUT,
     events::{
-        DriverRecord, EXIT_HOLDS, EventHead, ExecRecord, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED,
-        KIND_EXECED, KIND_EXITING, KIND_FORKED, KIND_FREED, KIND_MODULE_LOADED, KIND_MODULE_UNLOADED,
-        KIND_OPENED, KIND_OPENING, KIND_RELEASED, KIND_RELEASING, KIND_RENAMED, KIND_SIGNALLED, KIND_TOUCHED,
-        KIND_VICTIM, ModuleRecord, RenameRecord, SignalRecord, TouchRecord,
+        DriverRecord, EXIT_HOLDS, EventHead, ExecRecord, ExitHold, ExitRecord, ForkRecord, KIND_CALLED,
+        KIND_DEFERRED, KIND_EXECED, KIND_EXITING, KIND_FORKED, KIND_FREED, KIND_MAPPED, KIND_MODULE_LOADED,
+        KIND_MODULE_UNLOADED, KIND_OPENED, KIND_OPENING, KIND_RELEASED, KIND_RELEASING, KIND_RENAMED,
+        KIND_SIGNALLED, KIND_TOUCHED, KIND_VICTIM, ModuleRecord, RenameRecord, SignalRecord, TouchRecord,
     },
 };
 use zerocopy::FromBytes;
@@ -25,6 +25,7 @@ pub(super) enum Record {
     ModuleLoaded(ModuleRecord),
     ModuleUnloaded(ModuleRecord),
     InDriver(DriverRecord),
+    Called(EventHead),
 }
 
 impl Record {
@@ -48,7 +49,8 @@ impl Record {
             KIND_VICTIM => Self::Victim(whole(bytes)?),
             KIND_MODULE_LOADED => Self::ModuleLoaded(whole(bytes)?),
             KIND_MODULE_UNLOADED => Self::ModuleUnloaded(whole(bytes)?),
-            KIND_OPENING | KIND_OPENED | KIND_RELEASING | KIND_DEFERRED | KIND_RELEASED => {
+            KIND_CALLED => Self::Called(whole(bytes)?),
+            KIND_OPENING | KIND_OPENED | KIND_RELEASING | KIND_DEFERRED | KIND_RELEASED | KIND_MAPPED => {
                 Self::InDriver(whole(bytes)?)
             }
             _ => return None,

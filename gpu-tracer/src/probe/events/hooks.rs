@@ -27,21 +27,45 @@ pub(super) struct Hook {
     /// Name for people.
     pub(super) name: &'static str,
     /// Programs for it, best first, with what is to be said if it is taken.
-    programs: &'static [(&'static str, Option<&'static str>)],
+    programs: &'static [(&'static str, Option<Limit>)],
     place: Place,
+    /// Only where every system call of the host is to be followed.
+    of_calls: bool,
+}
+
+/// What a program does not see.
+#[derive(Clone, Copy, Debug)]
+enum Limit {
+    /// Whenever there is something that it does not see, that is counted as lost.
+    Counted(&'static str),
+    /// Nobody knows when.
+    Silent(&'static str),
 }
 
 impl Hook {
+    /// Is it wanted? `calls`: whether every system call of the host is to be followed.
+    pub(super) fn is_asked_for(&self, calls: bool) -> bool {
+        calls || !self.of_calls
+    }
+
     /// Its programs, as names of their links in a pin directory. BPF file systems allow no dots.
     pub(super) fn pin_names(&self) -> impl Iterator<Item = String> {
         self.programs.iter().map(|(program, _)| format!("link-{program}"))
     }
 
-    /// What is to be said although it works.
-    fn remark(&self, program: usize, features: &Features) -> Option<String> {
+    /// What is to be said although it works, and whether it sees less than it counts.
+    fn remark(&self, program: usize, features: &Features) -> (Option<String>, bool) {
         match self.place {
-            Place::Cgroup => cgroup::remark(features),
-            Place::Tracepoint(_) => self.programs[program].1.map(str::to_owned),
+            Place::Cgroup => {
+                let remark = cgroup::remark(features);
+                let blind = remark.is_some();
+                (remark, blind)
+            }
+            Place::Tracepoint(_) => match self.programs[program].1 {
+                None => (None, false),
+                Some(Limit::Counted(remark)) => (Some(remark.to_owned()), false),
+                Some(Limit::Silent(remark)) => (Some(remark.to_owned()), true),
+            },
         }
     }
 }
@@ -49,14 +73,23 @@ impl Hook {
 const fn tracepoint(
     name: &'static str,
     place: &'static CStr,
-    programs: &'static [(&'static str, Option<&'static str>)],
+    programs: &'static [(&'static str, Option<Limit>)],
 ) -> Hook {
-    Hook { name, programs, place: Place::Tracepoint(place) }
+    Hook { name, programs, place: Place::Tracepoint(place), of_calls: false }
+}
+
+/// `sys_exit` is there first: what is noted when a call is entered is then told when it returns.
+const fn of_calls(
+    name: &'static str,
+    place: &'static CStr,
+    programs: &'static [(&'static str, Option<Limit>)],
+) -> Hook {
+    Hook { name, programs, place: Place::Tracepoint(place), of_calls: true }
 }
 
 /// All hooks. The order is that of attaching: first what adds to the set of tracked processes.
-pub(super) static HOOKS: [Hook; 10] = [
-    Hook { name: "cgroup/dev", programs: &[("on_touch", None)], place: Place::Cgroup },
+pub(super) static HOOKS: [Hook; 12] = [
+    Hook { name: "cgroup/dev", programs: &[("on_touch", None)], place: Place::Cgroup, of_calls: false },
     tracepoint("sched_process_fork", c"sched_process_fork", &[("on_fork", None)]),
     tracepoint("sched_process_exec", c"sched_process_exec", &[("on_exec", None)]),
     tracepoint(
@@ -66,9 +99,14 @@ pub(super) static HOOKS: [Hook; 10] = [
             ("on_exit", None),
             (
                 "on_exit_in_steps",
-                Some("of exiting tasks the first 512 descriptors are seen: more needs Linux 5.17"),
+                Some(Limit::Counted(
+                    "of exiting tasks the first 512 descriptors are seen: more needs Linux 5.17",
+                )),
             ),
-            ("on_exit_only", Some("exiting tasks are seen, but not what they hold: that needs Linux 5.17")),
+            (
+                "on_exit_only",
+                Some(Limit::Silent("exiting tasks are seen, but not what they hold: that needs Linux 5.17")),
+            ),
         ],
     ),
     tracepoint("sched_process_free", c"sched_process_free", &[("on_free", None)]),
@@ -77,6 +115,8 @@ pub(super) static HOOKS: [Hook; 10] = [
     tracepoint("oom:mark_victim", c"mark_victim", &[("on_victim", None)]),
     tracepoint("module:module_load", c"module_load", &[("on_module_load", None)]),
     tracepoint("module:module_free", c"module_free", &[("on_module_free", None)]),
+    of_calls("sys_exit", c"sys_exit", &[("on_return", None)]),
+    of_calls("sys_enter", c"sys_enter", &[("on_call", None)]),
 ];
 
 /// What became of one hook.
@@ -88,6 +128,8 @@ pub struct HookReport {
     pub works: Answer,
     /// What else is to be said: why this kernel does not have it, or what it cannot see.
     pub detail: Option<String>,
+    /// Does it miss things that are not counted as lost?
+    pub blind: bool,
 }
 
 /// A hook that works.
@@ -110,15 +152,16 @@ impl Attached {
 
     pub(super) fn report(&self, features: &Features) -> HookReport {
         let hook = &HOOKS[self.hook];
-        HookReport { hook: hook.name, works: Answer::Yes, detail: hook.remark(self.program, features) }
+        let (detail, blind) = hook.remark(self.program, features);
+        HookReport { hook: hook.name, works: Answer::Yes, detail, blind }
     }
 }
 
-/// Loads and attaches all of them; those that the kernel refuses are only reported.
-pub(super) fn attach(ebpf: &mut Ebpf, features: &Features) -> (Vec<Attached>, Vec<HookReport>) {
+/// Loads and attaches those that are wanted; those that the kernel refuses are only reported.
+pub(super) fn attach(ebpf: &mut Ebpf, features: &Features, calls: bool) -> (Vec<Attached>, Vec<HookReport>) {
     let mut attached = Vec::new();
     let mut reports = Vec::new();
-    for (index, hook) in HOOKS.iter().enumerate() {
+    for (index, hook) in HOOKS.iter().enumerate().filter(|(_, hook)| hook.is_asked_for(calls)) {
         match attach_one(ebpf, hook, features) {
             Ok((program, link)) => {
                 let one = Attached::new(index, program, link);
@@ -127,7 +170,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, features: &Features) -> (Vec<Attached>, Ve
             }
             Err(refusal) => {
                 let (works, detail) = refusal.explain();
-                reports.push(HookReport { hook: hook.name, works, detail });
+                reports.push(HookReport { hook: hook.name, works, detail, blind: true });
             }
         }
     }
@@ -196,4 +239,16 @@ fn attach_to_cgroup(ebpf: &mut Ebpf, name: &'static str, features: &Features) ->
     program.load().map_err(load)?;
     sys::cgroup_link(program.fd().map_err(load)?.as_fd(), root.as_fd())
         .map_err(|source| Refusal::Attach(name, source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_at_a_part_of_a_table_is_counted_and_none_at_all_is_not() {
+        let exit = HOOKS.iter().find(|hook| hook.name == "sched_process_exit").unwrap();
+        let blind = exit.programs.iter().map(|(_, limit)| matches!(limit, Some(Limit::Silent(_))));
+        assert_eq!(blind.collect::<Vec<_>>(), [false, false, true]);
+    }
 }

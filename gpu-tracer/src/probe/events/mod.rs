@@ -7,6 +7,7 @@
 //! | `sched_process_exit` | how a task ends, and which device files are in its fd table at that moment |
 //! | `signal_generate`, `oom:mark_victim` | who ended or stopped it |
 //! | `module:module_load`, `module:module_free` | drivers that come and go |
+//! | `sys_enter`, `sys_exit`, where asked for | calls by which files change hands, for the sake of a look; every call of the host pays |
 //! | kprobes at the driver's open, release and deferred release ([`DriverState`]), where asked for and possible | opens and releases themselves, to the moment |
 //!
 //! The kernel keeps a set of *tracked* processes and says nothing of the others, for whom a hook costs one load. Who asks for a device is in it from then
@@ -31,6 +32,7 @@ mod losses;
 mod pins;
 pub mod recheck;
 mod sys;
+mod system_calls;
 #[cfg(test)]
 mod tests;
 mod tracked;
@@ -45,7 +47,9 @@ use std::{
 };
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
-use gpu_tracer_common::events::{Call, CallKey, Drop, DropCounts, RING_BYTES, TouchKey, Touches, Tracked};
+use gpu_tracer_common::events::{
+    Call, CallKey, CallSlot, Drop, DropCounts, RING_BYTES, TouchKey, Touches, Tracked,
+};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 pub use driver::{DriverState, survey as survey_driver};
@@ -54,6 +58,7 @@ pub use hooks::HookReport;
 pub use losses::Losses;
 pub use pins::unpin;
 pub use recheck::{FileChecked, RememberedFile};
+pub use system_calls::{COST_OF_CALLS, can_follow_calls};
 pub use translate::Touched;
 
 pub(super) use attach::MAPS;
@@ -81,7 +86,7 @@ const MAX_EVENTS: usize = 16_384;
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct Plain<T>(T);
-// SAFETY: `repr(C)`, integers only, without padding (all six).
+// SAFETY: `repr(C)`, integers only, without padding (all seven).
 unsafe impl aya::Pod for Plain<Tracked> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Plain<TouchKey> {}
@@ -93,6 +98,8 @@ unsafe impl aya::Pod for Plain<DropCounts> {}
 unsafe impl aya::Pod for Plain<CallKey> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Plain<Call> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Plain<CallSlot> {}
 
 /// How to attach.
 #[derive(Clone, Debug)]
@@ -104,11 +111,13 @@ pub struct Options {
     pub ring_bytes: u32,
     /// Hook the driver's own functions as well, as far as the kernel allows it: see [`EventSource::driver_state`].
     pub driver: bool,
+    /// Follow every system call of the host: [`EventKind::Called`](crate::model::event::EventKind::Called).
+    pub calls: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { pin_dir: None, ring_bytes: RING_BYTES, driver: false }
+        Self { pin_dir: None, ring_bytes: RING_BYTES, driver: false, calls: false }
     }
 }
 
@@ -173,6 +182,13 @@ impl EventSource {
         self.driver.reports()
     }
 
+    /// Is every system call of the host followed?
+    #[must_use]
+    pub fn follows_calls(&self) -> bool {
+        let works = |name| self.hooks.iter().any(|hook| hook.hook == name && hook.works.is_yes());
+        works("sys_enter") && works("sys_exit")
+    }
+
     /// How far the driver's own functions can be followed.
     #[must_use]
     pub fn driver_state(&self) -> DriverState {
@@ -189,6 +205,12 @@ impl EventSource {
         if self.driver.refresh() {
             self.calls.forget_all();
         }
+    }
+
+    /// Has [`EventSource::refresh_driver`] left something for the next time? It is to be called again within some ms.
+    #[must_use]
+    pub fn driver_is_unfinished(&self) -> bool {
+        self.driver.is_unfinished()
     }
 
     /// Tells the programs which device numbers are of interest: again after a module was loaded.

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use gpu_tracer_common::events::{
-    DriverRecord, EventHead, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED, KIND_OPENED, KIND_OPENING,
-    KIND_RELEASING, MAY_WAIT, NO_FD, SignalRecord, TaskRef, TouchKey, TouchRecord, WINDOW_NS, access_bits,
-    exit_bits,
+    DriverRecord, EventHead, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED, KIND_MAPPED, KIND_OPENED,
+    KIND_OPENING, KIND_RELEASING, MAY_WAIT, NO_FD, SignalRecord, TaskRef, TouchKey, TouchRecord, WINDOW_NS,
+    access_bits, exit_bits,
 };
 
 use super::decode::Record;
@@ -86,6 +86,7 @@ impl Translator {
                 (record.head, EventKind::ModuleUnloaded { name: name(&record.name) })
             }
             Record::InDriver(record) => (record.head, self.in_driver(&record)?),
+            Record::Called(head) => (head, EventKind::Called { task: task(head.task) }),
         };
         Some(Event { at_ns: head.at_ns, kind })
     }
@@ -104,6 +105,7 @@ impl Translator {
             KIND_OPENING => EventKind::Opening { file, device, task, comm: comm() },
             KIND_OPENED => EventKind::Opened { file, device, task, comm: comm() },
             KIND_RELEASING => EventKind::Releasing { file, device, task },
+            KIND_MAPPED => EventKind::Mapped { file, task },
             KIND_DEFERRED => EventKind::ReleaseDeferred { file, device, work: FileKey(record.work) },
             // The file whose release was deferred has gone, and its address may be that of another.
             _ => {

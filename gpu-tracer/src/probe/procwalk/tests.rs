@@ -63,6 +63,7 @@ fn walk_only(pids: &[u32]) -> (Snapshot, Vec<Gap>) {
         files: found.files,
         references: found.references,
         missing: Vec::new(),
+        modules: ModuleUses::default(),
     };
     (snapshot, visits.into_iter().flat_map(|visit| visit.gaps).collect())
 }

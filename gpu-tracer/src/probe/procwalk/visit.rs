@@ -355,7 +355,7 @@ fn look_at_space(site: &Site, visit: &mut Visit, threads: &[Thread], beat: &Beat
 fn describe(tgid: u32, thread: &Thread) -> Task {
     let Thread { stat, task } = thread;
     let status = Status::parse(&task.read("status", status::LIMIT).unwrap_or_default());
-    let wchan = task.read("wchan", stack::WCHAN_LIMIT).ok().and_then(|text| stack::parse_wchan(&text));
+    let wchan = stack::waits_in(task, stat.state);
     // Version 1 of the freezer and the system's own, then version 2.
     let frozen = wchan.is_some_and(|name| matches!(name.as_str(), "__refrigerator" | "do_freezer_trap"));
     Task {

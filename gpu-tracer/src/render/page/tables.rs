@@ -28,7 +28,12 @@ pub(super) fn holders(incident: &Incident, zone: &TimeZone) -> String {
          <th scope=\"col\">For</th><th scope=\"col\">Role</th><th scope=\"col\">How it came to it</th><th scope=\"col\">How it ended</th>\
          <th scope=\"col\">Command</th></tr></thead>\n<tbody>\n",
         rows.len(),
-        if rows.len() > MOST { "; the first 5,000 are listed" } else { "" }
+        match (rows.len() > MOST, incident.helpers) {
+            (true, _) => "; the first 5,000 are listed".to_owned(),
+            (false, 0) => String::new(),
+            (false, helpers) =>
+                format!("; {helpers} short-lived ones in which gpu-tracer asked NVML are left out"),
+        }
     );
     for held in rows.into_iter().take(MOST) {
         out.push_str(&holder(incident, held, zone));

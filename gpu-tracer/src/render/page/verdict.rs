@@ -63,6 +63,8 @@ fn card(incident: &Incident, gpu: u32, held: &[&Holding], known: bool, zone: &Ti
         .iter()
         .any(|held| held.how == "dropping" || fate(incident, held).is_some_and(|fate| fate.pending));
     let unheld = incident.then.unheld.iter().filter(|file| file.gpu == Some(gpu)).count();
+    let said = incident.then.verdicts.iter().find(|span| span.gpu == Some(gpu));
+    let stuck = stuck || said.is_some_and(|span| span.verdict == "stuck");
     let (class, verdict) = match (processes.len(), known, stuck) {
         (0, _, _) if unheld > 0 => ("unknown", format!("{unheld} open files, and nobody known to hold them")),
         (0, true, _) => ("free", "nobody held it".to_owned()),
@@ -82,6 +84,17 @@ fn card(incident: &Incident, gpu: u32, held: &[&Holding], known: bool, zone: &Ti
         .and_then(|sample| Some(format!(", {} MiB used", sample.used_mib?)))
         .unwrap_or_default();
     let mut out = format!("<div class=\"card {class}\">\n<h3>GPU {gpu}: {verdict}{memory}</h3>\n");
+    if let Some(span) = said {
+        let _ = writeln!(
+            out,
+            "<p>The daemon said from {} to {}: <q>{}</q> ({}, exit status {})</p>",
+            time(span.since, zone),
+            time(span.until, zone),
+            html(&span.headline),
+            html(&span.verdict),
+            span.status
+        );
+    }
     if !processes.is_empty() {
         out.push_str("<ul>\n");
     }

@@ -119,8 +119,7 @@ fn free_gpus(summary: &Summary<'_>) -> Vec<u32> {
 
 fn held_by_nobody(summary: &Summary<'_>) -> String {
     let files = &summary.orphans;
-    let ending =
-        files.iter().all(|file| matches!(file.state.as_str(), "unreferenced" | "releasing" | "deferred"));
+    let ending = files.iter().all(|file| matches!(&*file.state, "unreferenced" | "releasing" | "deferred"));
     let gpus: BTreeSet<u32> = files.iter().filter_map(|file| file.gpu).collect();
     let gpus: Vec<u32> = gpus.into_iter().collect();
     let subject = if gpus.is_empty() {

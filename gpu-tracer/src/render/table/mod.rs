@@ -90,9 +90,7 @@ impl<'a> Summary<'a> {
 /// Will a SIGKILL do nothing?
 fn is_stuck(holder: &Holder) -> bool {
     let said = |word: &str| holder.why.iter().any(|why| why == word);
-    said("stuck-in-kernel")
-        || said("kernel-client")
-        || (holder.sigkill_pending && !holder.exiting && holder.state == "D")
+    said("stuck-in-kernel") || (holder.sigkill_pending && !holder.exiting && holder.state == "D")
 }
 
 /// Is it on its way out already?

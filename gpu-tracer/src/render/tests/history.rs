@@ -72,6 +72,15 @@ pub(crate) fn sample(name: &str) -> History {
         coverage: Coverage { complete: true, holes: Vec::new() },
         holdings: vec![held],
         unheld: Vec::new(),
+        verdicts: vec![VerdictSpan {
+            boot_id: "boot".to_owned(),
+            gpu: Some(4),
+            since: moment("2026-11-29T03:00:01Z"),
+            until: moment("2026-11-29T03:11:51Z"),
+            verdict: "stuck".to_owned(),
+            status: 4,
+            headline: format!("GPU 4 is held by PID 440 ({name}), which SIGKILL does not end."),
+        }],
         fates: vec![fate],
         events: vec![killed],
         lives: vec![life],
@@ -95,6 +104,7 @@ pub(crate) fn incident(name: &str) -> crate::model::history::Incident {
         history,
         then,
         samples: vec![used("2026-11-29T03:00:00Z", 1), used("2026-11-29T03:10:00Z", 93_699)],
+        helpers: 0,
         gpus: vec![crate::model::Gpu {
             index: 4,
             name: Some(name.to_owned()),
@@ -157,6 +167,59 @@ fn the_last_lines_are_the_gaps_and_the_status_is_3() {
     );
     assert_eq!(exit_status(&history), ExitStatus::Unknown);
     assert_eq!(exit_status(&sample("x")), ExitStatus::Free);
+}
+
+#[test]
+fn what_was_said_of_a_gpu_is_told_with_its_status_and_a_gpu_that_was_only_free_is_not() {
+    let mut history = History { lives: Vec::new(), events: Vec::new(), ..sample("worker") };
+    let free = VerdictSpan {
+        gpu: Some(0),
+        verdict: "free".to_owned(),
+        status: 0,
+        headline: "GPU 0 is free.".to_owned(),
+        ..history.verdicts[0].clone()
+    };
+    history.verdicts.push(free);
+    let text = printed(&history, Format::Table, None);
+    let line =
+        "2026-11-29 03:00:01.000 to 2026-11-29 03:11:51.000  stuck (exit status 4): GPU 4 is held by PID 440";
+    assert!(text.contains(line) && !text.contains("GPU 0 is free"), "{text}");
+    let asked = moment("2026-11-29T03:05:00Z");
+    let then = History { at: Some(AtMoment { asked, answered: Some(asked) }), ..history };
+    assert!(printed(&then, Format::Table, None).contains("GPU 0 is free"));
+}
+
+#[test]
+fn infrastructure_and_our_own_helper_are_counted_and_listed_when_asked_for() {
+    let mut history =
+        History { lives: Vec::new(), events: Vec::new(), verdicts: Vec::new(), ..sample("worker") };
+    let mut add = |pid: u32, comm: &str, role: &str, until: Option<&str>| {
+        let mut held = history.holdings[0].clone();
+        (held.process.pid, held.process.comm) = (pid, comm.into());
+        (held.role, held.until) = (role.to_owned(), until.map(moment));
+        history.holdings.push(held);
+    };
+    add(812, "nvidia-persiste", "infrastructure", None);
+    add(900, "gpu-tracer-nvml", "own-helper", Some("2026-11-29T03:00:01Z"));
+    add(901, "gpu-tracer-nvml", "own-helper", Some("2026-11-29T03:00:02Z"));
+    // It should have been gone long ago.
+    add(902, "gpu-tracer-nvml", "own-helper", None);
+    let text = printed(&history, Format::Table, None);
+    assert!(text.starts_with("2 processes held GPU 4"), "{text}");
+    let line = "Not listed: 1 process of infrastructure (nvidia-persiste[812]), and 2 short-lived processes in which this \
+                program asked NVML. --all lists everything.";
+    assert!(text.contains(line), "{text}");
+    assert!(text.contains("\n902") || text.contains(" 902"), "{text}");
+    let view = View { width: None, color: false, expand: true, user: &|_| None };
+    let mut out = Vec::new();
+    super::history(&history, Format::Table, &TimeZone::UTC, &view, &mut out).unwrap();
+    let all = String::from_utf8(out).unwrap();
+    assert!(all.starts_with("5 processes") && !all.contains("Not listed"), "{all}");
+    let json = printed(&history, Format::Json, None);
+    assert!(json.contains("812") && json.contains("900"), "programs get everything: {json}");
+    history.holdings.retain(|held| held.role == "infrastructure");
+    let text = printed(&history, Format::Table, None);
+    assert!(text.starts_with("Nobody but infrastructure held GPU 4"), "never a plain nobody: {text}");
 }
 
 #[test]

@@ -4,8 +4,8 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
-use crate::model::RawText;
 use crate::model::report::*;
+use crate::model::{RawText, WallTime};
 use crate::render::text::is_deceptive;
 
 /// Bytes that a hostile process would choose.
@@ -99,15 +99,8 @@ fn time() -> impl Strategy<Value = String> {
     ])
 }
 
-const WHYS: &[&str] = &[
-    "live",
-    "inherited",
-    "thread-of-defunct",
-    "stuck-in-kernel",
-    "exiting",
-    "infrastructure",
-    "kernel-client",
-];
+const WHYS: &[&str] =
+    &["live", "inherited", "thread-of-defunct", "stuck-in-kernel", "exiting", "infrastructure"];
 
 fn gpu() -> impl Strategy<Value = GpuReport> {
     (
@@ -135,30 +128,28 @@ fn file() -> impl Strategy<Value = FileReport> {
     let opener = (index(), figure(), raw(), raw(), any::<bool>())
         .prop_map(|(pid, start_ns, comm, cmdline, alive)| Opener { pid, start_ns, comm, cmdline, alive });
     let state = word(&["open", "detached", "unreferenced", "releasing", "deferred"]);
-    (
-        figure(),
-        word(&["nvidia0", "nvidia1", "nvidiactl"]),
-        option::of(index()),
-        state,
-        option::of(figure()),
-        figure(),
-        option::of(opener),
-    )
-        .prop_map(|(id, device, gpu, state, references, unexplained, opener)| FileReport {
+    let moment = || option::of(any::<i64>().prop_map(|ns| WallTime::from_unix_ns(ns.into())));
+    let task = (index(), index()).prop_map(|(pid, tid)| TaskReport { pid, tid });
+    let place = (word(&["nvidia0", "nvidia1", "nvidiactl"]), option::of(index()), state);
+    let lasting = (moment(), option::of(figure()), option::of(task));
+    let counts = (option::of(figure()), figure(), figure());
+    (figure(), place, lasting, counts, (moment(), any::<bool>(), option::of(opener))).prop_map(
+        |(id, (device, gpu, state), lasting, counts, opened)| FileReport {
             id,
-            device,
+            device: device.into(),
             gpu,
-            state,
-            since: None,
-            for_ms: None,
-            task: None,
-            references,
-            unexplained,
-            driver_pins: 0,
-            opened_at: None,
-            opened_exact: false,
-            opener,
-        })
+            state: state.into(),
+            since: lasting.0,
+            for_ms: lasting.1,
+            task: lasting.2,
+            references: counts.0,
+            unexplained: counts.1,
+            driver_pins: counts.2,
+            opened_at: opened.0,
+            opened_exact: opened.1,
+            opener: opened.2,
+        },
+    )
 }
 
 fn held() -> impl Strategy<Value = HeldDevice> {

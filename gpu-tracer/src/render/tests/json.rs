@@ -43,3 +43,26 @@ proptest! {
         prop_assert_eq!(pids(&read), pids(&report));
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_line_of_an_answer_is_what_any_other_writer_of_the_contract_writes(mut report in hostile::report()) {
+        // Files in a row that are alike, as thousands are: what is written of one must not be taken for another.
+        report.files = report.files.iter().flat_map(|file| [file.clone(), file.clone()]).collect();
+        let line = |value: &dyn Fn(&mut Vec<u8>)| {
+            let mut out = Vec::new();
+            value(&mut out);
+            String::from_utf8(out).unwrap()
+        };
+        let expected = line(&|out| write_line(&report, out).unwrap());
+        prop_assert_eq!(String::from_utf8(answer::report(&report).unwrap()).unwrap(), expected);
+        let mut fewer = serde_json::to_value(&report).unwrap();
+        for member in ["cost", "gpus", "holders"] {
+            fewer.as_object_mut().unwrap().remove(member);
+        }
+        let files: serde_json::Value = serde_json::from_slice(&answer::files(&report).unwrap()).unwrap();
+        prop_assert_eq!(files, fewer);
+    }
+}

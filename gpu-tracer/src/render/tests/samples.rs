@@ -102,9 +102,9 @@ pub(super) fn children(renamed: bool) -> Report {
     report.files = (0..8)
         .map(|gpu| FileReport {
             id: u64::from(gpu),
-            device: format!("nvidia{gpu}"),
+            device: format!("nvidia{gpu}").into(),
             gpu: Some(gpu),
-            state: "open".to_owned(),
+            state: "open".into(),
             since: None,
             for_ms: None,
             task: None,
@@ -204,9 +204,9 @@ pub(super) fn in_flight() -> Report {
     let mut report = with_memory(empty(1), &[12_297], &[12_288]);
     report.files = vec![FileReport {
         id: 1,
-        device: "nvidiactl".to_owned(),
+        device: "nvidiactl".into(),
         gpu: None,
-        state: "open".to_owned(),
+        state: "open".into(),
         since: None,
         for_ms: None,
         task: None,
@@ -261,11 +261,11 @@ pub(super) fn mixed() -> Report {
     let mut report = with_memory(empty(8), &[1, 1, 1, 99, 93_699, 99, 3, 3], &[1, 1, 1, 3, 9, 99, 3, 3]);
     report.gpus[3].minor = Some(4);
     report.gpus[4].minor = Some(3);
-    let node = |id, gpu, state: &str, unexplained| FileReport {
+    let node = |id, gpu, state: &'static str, unexplained| FileReport {
         id,
-        device: format!("nvidia{gpu}"),
+        device: format!("nvidia{gpu}").into(),
         gpu: Some(gpu),
-        state: state.to_owned(),
+        state: state.into(),
         since: None,
         for_ms: None,
         task: None,

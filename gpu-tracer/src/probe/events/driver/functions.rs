@@ -13,6 +13,8 @@ pub(super) enum Part {
     Deferred,
     /// An open.
     Open,
+    /// An mmap.
+    Map,
     /// A release.
     Release(Defers),
 }
@@ -62,6 +64,7 @@ impl Function {
             Part::InPlace => ("on_release_in_place", None),
             Part::Deferred => ("on_deferred_begin", Some("on_deferred_end")),
             Part::Open => ("on_open_begin", Some("on_open_end")),
+            Part::Map => ("on_map_begin", Some("on_map_end")),
             Part::Release(Defers::Never) => ("on_release_begin_plain", Some("on_release_end")),
             Part::Release(Defers::ByPointer) => ("on_release_begin", Some("on_release_end")),
             Part::Release(Defers::ByTaggedPointer) => ("on_release_begin_uvm", Some("on_release_end")),
@@ -70,12 +73,14 @@ impl Function {
 }
 
 /// All programs of [`FUNCTIONS`].
-pub(super) const PROGRAMS: [&str; 9] = [
+pub(super) const PROGRAMS: [&str; 11] = [
     "on_release_in_place",
     "on_deferred_begin",
     "on_deferred_end",
     "on_open_begin",
     "on_open_end",
+    "on_map_begin",
+    "on_map_end",
     "on_release_begin",
     "on_release_begin_uvm",
     "on_release_begin_plain",
@@ -91,7 +96,7 @@ const fn other(name: &'static str, part: Part) -> Function {
 }
 
 /// In the order of attaching: what tells that a release was not deferred must be there before releases are.
-pub(super) static FUNCTIONS: [Function; 16] = [
+pub(super) static FUNCTIONS: [Function; 18] = [
     other("nvidia:rm_cleanup_file_private", Part::InPlace),
     other("nvidia:nvidia_close_deferred", Part::Deferred),
     other("nvidia_uvm:uvm_va_space_destroy", Part::InPlace),
@@ -108,6 +113,8 @@ pub(super) static FUNCTIONS: [Function; 16] = [
     other("nvidia:nv_cap_drv_open", Part::Open),
     other("nvidia:nv_caps_imex_release", Part::Release(Defers::Never)),
     other("nvidia:nv_caps_imex_open", Part::Open),
+    other("nvidia:nvidia_mmap", Part::Map),
+    other("nvidia_uvm:uvm_mmap_entry", Part::Map),
 ];
 
 #[cfg(test)]

@@ -6,10 +6,11 @@ mod translating;
 
 use gpu_tracer_common::{
     events::{
-        DriverRecord, EventHead, ExecRecord, ExitHold, ExitRecord, ForkRecord, KIND_DEFERRED, KIND_EXECED,
-        KIND_EXITING, KIND_FORKED, KIND_FREED, KIND_MODULE_LOADED, KIND_MODULE_UNLOADED, KIND_OPENED,
-        KIND_OPENING, KIND_RELEASED, KIND_RELEASING, KIND_RENAMED, KIND_SIGNALLED, KIND_TOUCHED, KIND_VICTIM,
-        ModuleRecord, RenameRecord, SignalRecord, TaskRef, TouchRecord,
+        DriverRecord, EventHead, ExecRecord, ExitHold, ExitRecord, ForkRecord, KIND_CALLED, KIND_DEFERRED,
+        KIND_EXECED, KIND_EXITING, KIND_FORKED, KIND_FREED, KIND_MAPPED, KIND_MODULE_LOADED,
+        KIND_MODULE_UNLOADED, KIND_OPENED, KIND_OPENING, KIND_RELEASED, KIND_RELEASING, KIND_RENAMED,
+        KIND_SIGNALLED, KIND_TOUCHED, KIND_VICTIM, ModuleRecord, RenameRecord, SignalRecord, TaskRef,
+        TouchRecord,
     },
     snapshot::Header,
 };
@@ -60,9 +61,7 @@ fn exit(detail: u32, held: &[(u64, DeviceNumber, u32)]) -> Vec<u8> {
 
 fn in_driver(kind: u16, device: DeviceNumber, work: u64, result: i32) -> Vec<u8> {
     let (head, rdev) = (head(kind, 0), device.to_kernel());
-    DriverRecord { head, file: 0xabc, identity: 5, work, rdev, result, comm: text("python3") }
-        .as_bytes()
-        .to_vec()
+    DriverRecord { head, file: 0xabc, work, rdev, result, comm: text("python3") }.as_bytes().to_vec()
 }
 
 /// One record of each kind, as bytes.
@@ -96,5 +95,7 @@ fn one_of_each() -> Vec<Vec<u8>> {
         in_driver(KIND_RELEASING, GPU0, 0xdef, 0),
         in_driver(KIND_DEFERRED, GPU0, 0xdef, 0),
         in_driver(KIND_RELEASED, GPU0, 0, 0),
+        in_driver(KIND_MAPPED, GPU0, 0, 0),
+        head(KIND_CALLED, 0).as_bytes().to_vec(),
     ]
 }

@@ -72,6 +72,8 @@ fn each_record_says_what_it_says() {
         EventKind::Releasing { file: FileKey(0xabc), device: GPU0, task },
         EventKind::ReleaseDeferred { file: FileKey(0xabc), device: GPU0, work: FileKey(0xdef) },
         EventKind::Released { file: FileKey(0xabc), task: Some(task) },
+        EventKind::Mapped { file: FileKey(0xabc), task },
+        EventKind::Called { task },
     ];
     for (kind, expected) in kinds.iter().zip(&expected) {
         assert_eq!(kind, expected);

@@ -7,13 +7,13 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// A map by kernel address or id.
-pub(super) type Map<K, V> = HashMap<K, V, BuildHasherDefault<KeyHasher>>;
+pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<KeyHasher>>;
 /// A set of kernel addresses or ids.
-pub(super) type Set<K> = HashSet<K, BuildHasherDefault<KeyHasher>>;
+pub(crate) type Set<K> = HashSet<K, BuildHasherDefault<KeyHasher>>;
 
 /// Multiplies by a large odd number and brings the well mixed high bits down to where maps look.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct KeyHasher(u64);
+pub(crate) struct KeyHasher(u64);
 
 impl Hasher for KeyHasher {
     fn write(&mut self, bytes: &[u8]) {
