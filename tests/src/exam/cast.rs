@@ -6,10 +6,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
+use super::compare::Family;
 use super::model::{Entry, Id, Mapped, Model, Object, Sharing};
 use super::moment;
 use super::step::{Kind, Step, pick};
 use crate::harness::Device;
+use crate::proc;
 use crate::worker::{Order, Reply, Spawn, Worker};
 
 const PAGE: usize = 4096;
@@ -25,13 +27,17 @@ const MOST_TASKS: usize = 6;
 /// Where `dup2` goes when it replaces nothing: above whatever else is open.
 const HIGH: u64 = 900;
 
+fn started(worker: &Worker) -> Result<u64> {
+    proc::started(worker.pid)?.with_context(|| format!("worker {} is gone", worker.pid))
+}
+
 /// The workers and what they hold.
 #[derive(Debug)]
 pub struct Cast {
     /// What must be so.
     pub model: Model,
     /// Every PID there was since the last question. Those that ended before that may be anybody's by now.
-    pub family: BTreeSet<u32>,
+    pub family: Family,
     /// What was done, in words.
     pub log: Vec<String>,
     pub(super) workers: BTreeMap<Id, Worker>,
@@ -58,7 +64,7 @@ impl Cast {
         let first = model.start(worker.pid);
         Ok(Self {
             model,
-            family: BTreeSet::from([worker.pid]),
+            family: Family::from([(worker.pid, started(&worker)?)]),
             log: Vec::new(),
             workers: BTreeMap::from([(first, worker)]),
             nodes: device.nodes().map(|(path, name)| (path.to_owned(), name.to_owned())).collect(),
@@ -72,7 +78,8 @@ impl Cast {
     /// A question was asked about all that is so far, and the answer was right.
     pub fn asked(&mut self) {
         self.model.asked();
-        self.family = self.model.processes.values().map(|process| process.pid).collect();
+        let living: BTreeSet<u32> = self.model.processes.values().map(|process| process.pid).collect();
+        self.family.retain(|pid, _| living.contains(pid));
     }
 
     /// Ends all processes and waits until they are gone.
@@ -348,7 +355,7 @@ impl Cast {
         }
         let worker = maker.spawn(spawn)?;
         self.note(task, &format!("{how} = {}", worker.pid));
-        self.family.insert(worker.pid);
+        self.family.insert(worker.pid, started(&worker)?);
         let child = self.model.fork(task, worker.pid, Sharing { table, memory });
         self.workers.insert(child, worker);
         if memory {
