@@ -5,7 +5,7 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpu_tracer_tests::harness::{Device, Play, Tracer};
+use gpu_tracer_tests::harness::{Daemon, Device, Play};
 use gpu_tracer_tests::sys::socket;
 
 #[test]
@@ -89,7 +89,7 @@ impl Drop for SetAtEnd<'_> {
 #[test]
 fn sockets_that_come_and_go_hide_nothing_that_is_in_flight_or_the_answer_says_that_they_may() {
     const PAIRS: usize = 300;
-    const LOOKS: usize = 15;
+    const LOOKS: usize = 10;
     let device = Device::one();
     let file = std::fs::File::open(device.path()).expect("anybody may open it");
     let pairs: Vec<_> = (0..PAIRS).map(|_| UnixStream::pair().expect("a pair")).collect();
@@ -97,7 +97,8 @@ fn sockets_that_come_and_go_hide_nothing_that_is_in_flight_or_the_answer_says_th
         socket::send(sender.as_raw_fd(), b"x", &[file.as_raw_fd()]).expect("there is room");
     }
     drop(file);
-    let tracer = Tracer::new(&device);
+    // The programs are loaded once, and the answers come one after the other.
+    let daemon = Daemon::start(&device);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _until = SetAtEnd(&over);
@@ -112,7 +113,7 @@ fn sockets_that_come_and_go_hide_nothing_that_is_in_flight_or_the_answer_says_th
             });
         }
         let counts = (0..LOOKS).map(|_| {
-            let answer = tracer.holders();
+            let answer = daemon.holders();
             let here = answer.of(std::process::id()).flat_map(|holder| &holder.devices);
             (here.map(|held| held.in_flight).sum::<u64>(), answer.misses("in-flight"))
         });

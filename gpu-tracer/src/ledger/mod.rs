@@ -30,6 +30,7 @@ mod holding;
 mod lineage;
 mod openers;
 mod opening;
+mod recall;
 mod reconcile;
 mod release;
 mod resolve;
@@ -47,6 +48,7 @@ pub use gap::{GAPS_KEPT, OpenGap};
 pub use lineage::{
     ExitSeen, NAMES_KEPT, NameChange, PARENTS_KEPT, ProcessHistory, Reparenting, SIGNALS_KEPT, SignalSeen,
 };
+pub use recall::Recollection;
 pub use reconcile::Drift;
 pub use view::{FileView, HeldFile, HolderView, Opened, Pending, View};
 

@@ -227,7 +227,7 @@ impl Ledger {
 
 /// The last opener: files next to each other mostly have the same one.
 #[derive(Default)]
-struct Openers<'a> {
+pub(super) struct Openers<'a> {
     last: Option<(&'a OpenRecord, Arc<Identity>)>,
 }
 
@@ -260,14 +260,19 @@ fn file_view<'a>(id: u64, file: &'a FileRecord, openers: &mut Openers<'a>) -> Fi
         unexplained: file.unexplained(),
         unexplained_since_ns: file.unexplained_since_ns,
         driver_pins: file.driver_pins,
-        opened: file.opened.as_ref().map(|opened| Opened {
-            at_ns: opened.at_ns,
-            exact: opened.certainty == Certainty::Exact,
-            opener: openers.of(opened),
-        }),
+        opened: opened(file, openers),
         dropped_by: file.droppers.iter().map(|dropper| dropper.task).collect(),
         last_holder: file.last_holder,
     }
+}
+
+/// The opening of a file, if that was seen.
+pub(super) fn opened<'a>(file: &'a FileRecord, openers: &mut Openers<'a>) -> Option<Opened> {
+    file.opened.as_ref().map(|opened| Opened {
+        at_ns: opened.at_ns,
+        exact: opened.certainty == Certainty::Exact,
+        opener: openers.of(opened),
+    })
 }
 
 /// The opener of a file as it was at open.

@@ -12,7 +12,7 @@ use crate::proc;
 use crate::truth::Truth;
 
 /// How long staging a step may take.
-const STAGING: Duration = Duration::from_secs(60);
+const STAGING: Duration = Duration::from_secs(100);
 /// How long cleaning up may take.
 const CLEANING: Duration = Duration::from_secs(40);
 

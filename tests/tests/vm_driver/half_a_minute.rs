@@ -74,7 +74,7 @@ fn b14_blocked_for_half_a_minute_a_release_and_a_deferred_close_are_told_at_once
         answers += 1;
         std::thread::sleep(Duration::from_millis(100));
     }
-    let answer = daemon.holders();
+    let answer = answer_with_state(&daemon, DEVICE, "releasing");
     let held = holder(&answer, stuck.pid());
     assert_eq!((held.tid, held.exiting, held.state.as_str()), (stuck.pid(), true, "D"), "{}", answer.text);
     let top = held.stack.first().map(String::as_str).unwrap_or_default();
@@ -96,21 +96,21 @@ fn b14_blocked_for_half_a_minute_a_release_and_a_deferred_close_are_told_at_once
     let finished_after = boot_ns() - let_go;
     assert!(states(&daemon, DEVICE).is_empty() && states(&daemon, OTHER).is_empty());
     let latency = released["after_kill_us"].as_u64().expect("it was killed") * 1000;
-    let too_long = latency.checked_sub(let_go - killed).expect("it was not over before it could go on");
+    let off = latency.abs_diff(let_go - killed);
     println!(
         "usual {} ms; releasing after {} ms, deferred after {} ms, asked {answers} times; then released after {} ms, \
-the deferred one after {} ms, latency told {} ms, of which {} ms after it could go on",
+the deferred one after {} ms, latency told {} ms, off by {} ms",
         usual / MS,
         releasing_after / MS,
         deferred_after / MS,
         told_after / MS,
         finished_after / MS,
         latency / MS,
-        too_long / MS
+        off / MS
     );
     assert!(releasing_after <= soon && deferred_after <= soon, "within {} ms", soon / MS);
     assert!(told_after <= at_once && finished_after <= at_once, "within {} ms", at_once / MS);
-    assert!(too_long <= at_once, "the latency is right to {} ms: {released}", at_once / MS);
+    assert!(off <= at_once, "the latency is right to {} ms: {released}", at_once / MS);
     for end in [&released, &finished] {
         assert_eq!(end["cause"], "seen", "{end}");
         assert!(end["at_ns"].as_u64().is_some_and(|at| at >= let_go && at <= let_go + at_once), "{end}");

@@ -69,6 +69,9 @@ pub(crate) struct Arguments {
     /// storm: opens per second; as many as can be when not given.
     #[arg(long)]
     rate: Option<u64>,
+    /// kprobes: development builds, which are built faster. What the kernel does is the same.
+    #[arg(long)]
+    dev: bool,
     /// overhead: the plan of the daemon.
     #[arg(long, default_value = "lean", value_parser = ["lean", "exhaustive", "snapshot"])]
     plan: String,

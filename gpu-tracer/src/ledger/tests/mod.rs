@@ -3,6 +3,7 @@
 mod converging;
 mod history;
 mod openers;
+mod recall;
 mod resolving;
 mod speed;
 mod states;

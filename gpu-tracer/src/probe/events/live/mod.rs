@@ -2,6 +2,7 @@
 //!
 //! The device is `/dev/full` (1:7), which hardly anybody else opens; what others do on this host is told apart by process.
 
+mod called;
 mod hooks;
 mod parts;
 mod pins;
