@@ -8,7 +8,7 @@ use std::time::Duration;
 use gpu_tracer_tests::harness::{Answer, Daemon, Device, Play, Tracer, eventually};
 use serde_json::Value;
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 
 /// A daemon first, then the scenario.
 fn stage(device: Device, name: &str, arguments: &[&str]) -> (Daemon, Play) {

@@ -123,6 +123,14 @@ fn boot_1_both_incidents_are_recorded() {
     recorded("the end of server and helper", &|answer| {
         killed.iter().all(|pid| has_event(answer, "killed", *pid) && has_event(answer, "exiting", *pid))
     });
+    recorded("what the workers run", &|answer| {
+        let of_workers = |held: &&Value| {
+            let pid = held["process"]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+            pid.is_some_and(|pid| workers.contains(&pid))
+        };
+        let held = all(answer, "holdings");
+        held.iter().filter(of_workers).all(|held| held["exe"].is_string())
+    });
     let first = moment(&daemon, "/dev/nvidiactl");
     drop(renamed);
 

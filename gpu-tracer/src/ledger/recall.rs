@@ -68,7 +68,9 @@ impl Ledger {
             && matches!(file.state, FileState::Open);
         // Who has opened that device since may have opened this.
         let anew = |process: ProcessId| {
-            self.touches.of(process).any(|touch| touch.device == known.device && touch.at_ns > known.seen_ns)
+            self.touches.of(process).any(|touch| {
+                touch.device == known.device && touch.fits(known.file) && touch.at_ns > known.seen_ns
+            })
         };
         if !is_it || file.opened.is_some() || file.held_by.iter().any(|held| anew(held.process)) {
             return;

@@ -141,18 +141,17 @@ impl Iterators {
         };
         let mut namespaces = netns::of_tasks(tasks).into_iter();
         let open = move || {
-            let namespace = namespaces.next()?;
-            Some(
-                namespace
-                    .enter()
-                    .map_err(|error| {
-                        io::Error::new(
-                            error.kind(),
-                            format!("network namespace {}: {error}", namespace.inode),
-                        )
-                    })
-                    .and_then(|()| sys::open_iterator(link.as_fd()).map_err(io::Error::other)),
-            )
+            loop {
+                let namespace = namespaces.next()?;
+                match namespace.enter() {
+                    Ok(true) => return Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other)),
+                    Ok(false) => {}
+                    Err(error) => {
+                        let why = format!("network namespace {}: {error}", namespace.inode);
+                        return Some(Err(io::Error::new(error.kind(), why)));
+                    }
+                }
+            }
         };
         let reading = Self::begin("unix", open)?;
         match self.finish(reading, within, holds) {

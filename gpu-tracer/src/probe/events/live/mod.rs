@@ -7,6 +7,7 @@ mod hooks;
 mod parts;
 mod pins;
 mod recheck;
+mod touching;
 
 use std::{
     io::{BufRead, BufReader, Write},
