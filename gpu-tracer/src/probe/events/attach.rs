@@ -64,8 +64,8 @@ const USED: [&str; 13] = [
     calls::MAPS[4],
 ];
 
-/// How long the list of symbols may take to be read when the source is made.
-const SYMBOLS_WITHIN: Duration = Duration::from_secs(5);
+/// How long everything may take to be attached when the source is made.
+const ATTACHED_WITHIN: Duration = Duration::from_secs(30);
 const BETWEEN_REFRESHES: Duration = Duration::from_millis(2);
 
 impl EventSource {
@@ -124,7 +124,7 @@ impl EventSource {
         }
         self.refresh_driver();
         // Nobody waits for this source yet.
-        let deadline = Instant::now() + SYMBOLS_WITHIN;
+        let deadline = Instant::now() + ATTACHED_WITHIN;
         while self.driver_is_unfinished() && Instant::now() < deadline {
             thread::sleep(BETWEEN_REFRESHES);
             self.refresh_driver();

@@ -61,8 +61,13 @@ impl DriverHooks {
     pub(super) fn attach_missing(&mut self, pmu: Pmu) {
         self.unfinished = false;
         for stage in [Stage::Deferral, Stage::Essential, Stage::Other] {
-            let missing: Vec<(usize, Loaded)> = self.missing(stage).collect();
+            let mut missing: Vec<(usize, Loaded)> = self.missing(stage).collect();
             let any = !missing.is_empty();
+            // One at a time: whoever calls has others to serve, and an essential one may come with the next module.
+            if stage == Stage::Other && missing.len() > 1 {
+                missing.truncate(1);
+                self.unfinished = true;
+            }
             for ((function, module), placed) in self.place_by_name(pmu, missing) {
                 self.take_placed(function, module, placed);
             }
