@@ -77,7 +77,9 @@ fn only_who_has_no_socket_and_shares_no_table_may_leave_its_network_namespace() 
     model.socket_pair(task, (4, 5));
     let child = model.fork(task, 11, Sharing::default());
     assert!(!model.may_move(task) && !model.may_move(child));
-    [4, 5].map(|fd| model.close(child, fd));
+    for fd in [4, 5] {
+        model.close(child, fd);
+    }
     assert!(model.may_move(child));
 }
 
