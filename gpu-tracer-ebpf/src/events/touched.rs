@@ -12,7 +12,7 @@ use gpu_tracer_common::events::{
     WINDOW_NS, access_bits,
 };
 
-use super::{account, comm_of, current_ref, emit, head, now, tracked};
+use super::{account, comm_of, emit, head, now, task_ref, tracked};
 use crate::{
     access::{InPlace, increment, offset, peek, read},
     holds::{is_wanted, references},
@@ -39,6 +39,18 @@ struct DeviceContext {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "cgroup/dev")]
 fn on_touch(context: *mut c_void) -> i32 {
+    touched(context, file_being_opened)
+}
+
+/// The same without a look for the file, should a verifier refuse the other.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "cgroup/dev")]
+fn on_touch_only(context: *mut c_void) -> i32 {
+    touched(context, |_| None)
+}
+
+#[inline(always)]
+fn touched(context: *mut c_void, file_of: impl Fn(u64) -> Option<u64>) -> i32 {
     // SAFETY: the kernel passes `struct bpf_cgroup_dev_ctx`, whose layout is ABI.
     let context = unsafe { &*context.cast::<DeviceContext>() };
     let (kind, access) = (context.access_type & 0xffff, context.access_type >> 16);
@@ -48,18 +60,18 @@ fn on_touch(context: *mut c_void) -> i32 {
         && access & (BPF_DEVCG_ACC_READ | BPF_DEVCG_ACC_WRITE) != 0
         && is_wanted(rdev)
     {
-        account(try_on_touch(rdev, access));
+        account(try_on_touch(rdev, access, file_of));
     }
     ALLOW
 }
 
 #[inline(always)]
-fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
+fn try_on_touch(rdev: u32, access: u32, file_of: impl Fn(u64) -> Option<u64>) -> Result<(), Drop> {
     // SAFETY: no arguments, no effects. (Its like that gives the ids is not to be had here before 6.10.)
     let current = unsafe { bpf_get_current_task() };
     // First, while there is nothing else that the verifier would have to go through it for once more.
-    let file = file_being_opened(current).unwrap_or(0);
-    let task = current_ref()?;
+    let file = file_of(current).unwrap_or(0);
+    let task = task_ref(current)?;
     let tracked = tracked::add(task.tgid, task.start_ns);
     let (hits, left) = hit(rdev, &task);
     let mut detail = 0;

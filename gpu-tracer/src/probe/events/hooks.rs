@@ -89,7 +89,20 @@ const fn of_calls(
 
 /// All hooks. The order is that of attaching: first what adds to the set of tracked processes.
 pub(super) static HOOKS: [Hook; 12] = [
-    Hook { name: "cgroup/dev", programs: &[("on_touch", None)], place: Place::Cgroup, of_calls: false },
+    Hook {
+        name: "cgroup/dev",
+        programs: &[
+            ("on_touch", None),
+            (
+                "on_touch_only",
+                Some(Limit::Silent(
+                    "opens are seen, but not as which file: who opened what is inferred from descriptors",
+                )),
+            ),
+        ],
+        place: Place::Cgroup,
+        of_calls: false,
+    },
     tracepoint("sched_process_fork", c"sched_process_fork", &[("on_fork", None)]),
     tracepoint("sched_process_exec", c"sched_process_exec", &[("on_exec", None)]),
     tracepoint(
