@@ -110,10 +110,13 @@ pub struct TouchRecord {
     pub hits: u64,
     /// Id of its cgroup in the v2 hierarchy, 0 where unknown.
     pub cgroup: u64,
+    /// The `struct file` that the device is being opened as, which refers to nothing yet; 0 where there was none, or several
+    /// may be it, or none was found.
+    pub file: u64,
     /// Its name.
     pub comm: [u8; 16],
 }
-const _: () = assert!(size_of::<TouchRecord>() == 80);
+const _: () = assert!(size_of::<TouchRecord>() == 88);
 
 /// A task was created.
 #[repr(C)]

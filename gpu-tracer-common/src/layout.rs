@@ -131,6 +131,10 @@ pub struct KernelLayout {
     pub css_set_dfl_cgrp: u32,
     pub cgroup_kn: u32,
     pub kernfs_node_id: u32,
+    /// The credentials that it acts with.
+    pub task_cred: u32,
+    /// The walk of a path that is going on.
+    pub task_nameidata: u32,
     /// Non-zero where `sched_process_exit` says itself whether the process ends (6.16+).
     pub exit_says_group_dead: u32,
     /// Non-zero where `mark_victim` passes a task and not a PID (6.8+).
@@ -147,4 +151,4 @@ pub struct KernelLayout {
     /// Bits of it that say that the task is in a system call of a 32-bit program. Not an offset.
     pub thread_compat: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 103 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 105 * 4);

@@ -147,8 +147,10 @@ pub struct HoldRecord {
     /// For [`FILE_DEVICE`]: a hash of what stays the same for as long as the file lives, and is another for nearly every
     /// other file at the same address: inode, dentry, mount, opener's credentials, security blob. 0 otherwise.
     pub identity: u64,
+    /// When that was read, ns of boot time.
+    pub seen_ns: u64,
 }
-const _: () = assert!(size_of::<HoldRecord>() == 64);
+const _: () = assert!(size_of::<HoldRecord>() == 72);
 
 /// Minor of a key of the `WANTED` map that stands for every minor of its major.
 pub const EVERY_MINOR: u32 = 0xf_ffff;

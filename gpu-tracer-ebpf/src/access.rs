@@ -44,6 +44,16 @@ pub(crate) fn read<T: Copy>(base: u64, offset: u32) -> Option<T> {
     Some(unsafe { value.assume_init() })
 }
 
+/// As [`read`], for what need not be told from 0: 0 where nothing can be read. One path for the verifier to follow.
+#[inline(always)]
+pub(crate) fn peek(base: u64, offset: u32) -> u64 {
+    let mut value = 0_u64;
+    let source = (base + u64::from(offset)) as *const c_void;
+    // SAFETY: the helper checks the source, and fills the 8 bytes of the destination with zeros if it is not readable.
+    unsafe { bpf_probe_read_kernel((&raw mut value).cast(), 8, source) };
+    value
+}
+
 /// Fields of one struct, wherever they are read.
 pub(crate) trait Fields {
     /// Copy of the field at `offset`; `None` where it cannot be read or is absent.

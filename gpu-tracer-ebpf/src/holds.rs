@@ -1,6 +1,7 @@
 //! One file looked at, and the record of it.
 
 use aya_ebpf::{
+    helpers::generated::bpf_ktime_get_boot_ns,
     macros::map,
     maps::{Array, HashMap, RingBuf},
 };
@@ -84,6 +85,9 @@ pub(crate) fn emit_read(
     rdev: u32,
 ) -> Result<(), Full> {
     let count = references(fields);
+    let identity = if file_kind == FILE_DEVICE { identity_of(fields) } else { 0 };
+    // SAFETY: no arguments, no effects.
+    let seen_ns = unsafe { bpf_ktime_get_boot_ns() };
     let Some(mut slot) = HOLDS.reserve::<HoldRecord>(0) else { return Err(Full) };
     slot.write(HoldRecord {
         header: Header::new(found.kind),
@@ -95,7 +99,8 @@ pub(crate) fn emit_read(
         by: found.by,
         at: found.at,
         end: found.end,
-        identity: if file_kind == FILE_DEVICE { identity_of(fields) } else { 0 },
+        identity,
+        seen_ns,
     });
     slot.submit(BPF_RB_NO_WAKEUP);
     Ok(())
@@ -130,7 +135,7 @@ fn identity_of(file: &impl Fields) -> u64 {
 
 /// References as the kernel counts them.
 #[inline(always)]
-fn references(file: &impl Fields) -> u64 {
+pub(crate) fn references(file: &impl Fields) -> u64 {
     if offset!(file_ref) != ABSENT {
         // `file_ref_t` holds references - 1; the top bits mark a dead or saturated count.
         match file.get::<u64>(offset!(file_ref)) {

@@ -20,19 +20,25 @@ const SPAN: u64 = 30 * 86_400 * 1_000_000_000;
 const BOOTED: i64 = 1_700_000_000_000_000_000;
 const BEGIN: u64 = 100_000_000_000;
 const QUESTIONS: usize = 300;
+/// What is wanted: events per second, ms for the slowest of a hundred questions about a moment and about an hour.
+const RATE: f64 = 100_000.0;
+const MOMENT: f64 = 50.0;
+const HOUR: f64 = 100.0;
 
 fn main() {
     // Cargo adds an argument of its own.
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse::<u64>().ok());
     let events = numbers.next().unwrap_or(10_000_000);
     let seconds = numbers.next().unwrap_or(300);
+    println!("journal: {}", load());
     let dir = tempfile::Builder::new().prefix("journal-bench-").tempdir().expect("a directory");
     let (written, took) = fill(dir.path(), events, Duration::from_secs(seconds));
     let bytes = std::fs::metadata(dir.path().join(NAME)).map_or(0, |file| file.len());
+    let rate = written as f64 / took.as_secs_f64();
     println!(
-        "journal: {written} events written and on the disk in {:.1} s: {:.0} events/s, {:.1} us of processor time each{}",
+        "journal: {written} events written and on the disk in {:.1} s: {rate:.0} events/s, at least {RATE:.0} are wanted: {}; {:.1} us of processor time each{}",
         took.as_secs_f64(),
-        written as f64 / took.as_secs_f64(),
+        verdict(rate >= RATE),
         processor_time().as_secs_f64() * 1e6 / written as f64,
         if written < events {
             format!(" (stopped at {seconds} s; {events} were wanted)")
@@ -49,16 +55,16 @@ fn main() {
     let span = SPAN as f64 * written as f64 / events as f64;
     let any = |part: f64| last + SignedDuration::from_nanos((span * part) as i64);
     let part = |n: usize| (n as f64 * 0.618_033_988_75).fract();
-    ask("--at, at any time of 30 days", |n| {
+    ask("--at, at any time of 30 days", Some(MOMENT), |n| {
         let reader = Reader::open(&dir.path().join(NAME)).expect("it opens");
         reader.history_at(any(part(n)), &asked(0)).expect("it answers").holdings.len()
     });
-    ask("--since 1h, the last hour", |_| {
+    ask("--since 1h, the last hour", Some(HOUR), |_| {
         let reader = Reader::open(&dir.path().join(NAME)).expect("it opens");
         let window = Window { from: any(1.0) - SignedDuration::from_hours(1), to: any(1.0) };
         reader.history(window, &asked(0)).expect("it answers").holdings.len()
     });
-    ask("one hour of any time", |n| {
+    ask("one hour of any time", Some(HOUR), |n| {
         let reader = Reader::open(&dir.path().join(NAME)).expect("it opens");
         let to = any(part(n).max(0.01));
         reader
@@ -67,19 +73,33 @@ fn main() {
             .holdings
             .len()
     });
-    ask("the same with --events", |n| {
+    ask("the same with --events", None, |n| {
         let reader = Reader::open(&dir.path().join(NAME)).expect("it opens");
         let to = any(part(n).max(0.01));
         let window = Window { from: to - SignedDuration::from_hours(1), to };
         reader.history(window, &asked(10_000)).expect("it answers").events.len()
     });
+    println!("journal: {}", load());
+}
+
+fn verdict(is_met: bool) -> &'static str {
+    if is_met { "met" } else { "MISSED" }
+}
+
+/// How busy the machine is with this and everything else.
+fn load() -> String {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let processors = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    let averages: Vec<&str> = load.split_whitespace().take(3).collect();
+    format!("load average {} on {processors} processors", averages.join(" "))
 }
 
 fn asked(events: usize) -> Asked {
     Asked { selection: Selection { all: true, ..Selection::default() }, pid: None, events }
 }
 
-fn ask(what: &str, question: impl Fn(usize) -> usize) {
+/// `most`: what the slowest of a hundred may take, ms.
+fn ask(what: &str, most: Option<f64>, question: impl Fn(usize) -> usize) {
     let mut took = Vec::with_capacity(QUESTIONS);
     let cpu = processor_time();
     let mut rows = 0;
@@ -94,8 +114,11 @@ fn ask(what: &str, question: impl Fn(usize) -> usize) {
     }
     took.sort_unstable();
     let at = |part: f64| took[((took.len() - 1) as f64 * part) as usize].as_secs_f64() * 1e3;
+    let wanted = most.map_or_else(String::new, |most| {
+        format!(", at most {most:.0} ms is wanted: {}", verdict(at(0.99) <= most))
+    });
     println!(
-        "journal: {what}: median {:.1} ms, p99 {:.1} ms, longest {:.1} ms; {:.1} ms of processor time each ({} questions, {} rows on average)",
+        "journal: {what}: median {:.1} ms, p99 {:.1} ms{wanted}, longest {:.1} ms; {:.1} ms of processor time each ({} questions, {} rows on average)",
         at(0.5),
         at(0.99),
         at(1.0),

@@ -35,6 +35,19 @@ pub fn parent(pid: u32) -> io::Result<Option<u32>> {
     }
 }
 
+/// When a process was started, in hundredths of a second of boot time; `None` if it is gone. Tells it from a later one with
+/// the same PID.
+pub fn started(pid: u32) -> io::Result<Option<u64>> {
+    match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(stat) => Ok(after_name(&stat).and_then(|rest| {
+            let field = rest.split(|byte| *byte == b' ').nth(19)?;
+            std::str::from_utf8(field).ok()?.parse().ok()
+        })),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// All processes.
 pub fn processes() -> io::Result<Vec<u32>> {
     numbers(Path::new("/proc"))

@@ -177,6 +177,42 @@ fn b13_killed_and_started_again_it_knows_what_is_so_and_that_nobody_looked_meanw
 }
 
 #[test]
+fn b13_who_opened_a_file_is_known_to_the_daemon_after_the_next() {
+    let device = Device::one();
+    let mut daemon = Daemon::start(&device);
+    let play = Play::stage_on(Device::one(), "inherited", &["2"]);
+    // Of the holders of this play: others may have the device open.
+    let openers = |daemon: &Daemon| {
+        let answer = daemon.check(&play);
+        let family = play.family();
+        let own: Vec<_> =
+            answer.report.holders.iter().filter(|holder| family.contains(&holder.pid)).collect();
+        let held =
+            |id: u64| own.iter().flat_map(|holder| &holder.devices).any(|held| held.files.contains(&id));
+        let files = answer.report.files.iter().filter(|file| held(file.id));
+        let openers = files.map(|file| file.opener.as_ref().map(|opener| opener.pid));
+        let heirs = own.iter().filter(|holder| holder.why.iter().any(|why| why == "inherited"));
+        (openers.collect::<Vec<_>>(), heirs.count())
+    };
+    let known = openers(&daemon);
+    assert!(known.0.iter().all(Option::is_some) && known.1 > 0, "{known:?}");
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.await_end(), Some(0), "{}", daemon.said());
+    daemon.start_again();
+    assert_eq!(openers(&daemon), known, "after a clean end\n{}", daemon.said());
+    let path = daemon.state_dir().join("open-files.json");
+    let begun = std::fs::metadata(&path).and_then(|kept| kept.modified()).expect("it is there");
+    // Something new has it written once more; then it may be killed.
+    let _another = Play::stage_on(Device::one(), "plain", &[]);
+    eventually("it written down", Duration::from_secs(30), || {
+        std::fs::metadata(&path).and_then(|kept| kept.modified()).is_ok_and(|at| at > begun).then_some(())
+    });
+    daemon.kill();
+    daemon.start_again();
+    assert_eq!(openers(&daemon), known, "after a SIGKILL\n{}", daemon.said());
+}
+
+#[test]
 fn b13_killed_again_and_again_under_load_it_knows_each_time_who_opened_what_while_it_was_away() {
     let device = Device::one();
     let mut daemon = Daemon::start(&device);

@@ -46,18 +46,30 @@ fn asked_alone_about_random_deeds_every_reference_is_right() {
     pass(15, &[]);
 }
 
+/// How often the daemon named an opener exactly, named one as likely, and named none.
+fn openers(said: &str) -> [u64; 3] {
+    let line = said.lines().find(|line| line.contains("openers were named")).expect("it says so");
+    let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    numbers.try_into().unwrap_or_else(|_| panic!("{line}"))
+}
+
 #[test]
 fn a_daemon_asked_about_random_deeds_is_right_about_every_reference_and_names_most_openers() {
     let Some(said) = pass(25, &["--daemon"]) else { return };
-    let line = said.lines().find(|line| line.contains("openers were named")).expect("it says so");
-    let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    let [exactly, likely, not] = numbers[..] else { panic!("{line}") };
-    assert!(exactly + likely >= not, "{line}");
+    let [exactly, likely, not] = openers(&said);
+    assert!(exactly + likely >= not, "{said}");
 }
 
 /// Few processes: what one closes is what it opens next, at the same address.
 #[test]
-#[ignore = "in some 20,000 operations one file that is still held gets another number"]
 fn a_daemon_asked_about_few_processes_that_reuse_addresses_is_right_about_every_file() {
-    pass(20, &["--daemon", "--processes", "3"]);
+    let Some(said) = pass(20, &["--daemon", "--processes", "3", "--burst", "300"]) else { return };
+    let [exactly, likely, not] = openers(&said);
+    // Not each, as others on this host may open the same device more often than can be told.
+    assert!(exactly >= likely + not, "{said}");
+}
+
+#[test]
+fn a_daemon_asked_about_hundreds_of_processes_is_right_about_every_reference() {
+    pass(20, &["--daemon", "--processes", "300", "--start-with", "200", "--burst", "500"]);
 }

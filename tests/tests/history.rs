@@ -116,6 +116,31 @@ fn after_a_kill_of_the_daemon_the_record_goes_on_with_a_gap_and_other_numbers() 
 }
 
 #[test]
+fn what_the_daemon_says_of_a_gpu_is_in_the_record_and_told_for_the_moment_asked_about() {
+    let device = Device::one();
+    let daemon = Daemon::start(&device);
+    let play = Play::stage_on(device, "plain", &[]);
+    let pid = play.truth.holders[0].pid;
+    let held = |answer: &Value| {
+        let holds = |held: &Value| held["process"]["pid"] == pid;
+        answer["holdings"].as_array().is_some_and(|all| all.iter().any(holds))
+    };
+    let said = |answer: &Value| {
+        let verdicts = answer["verdicts"].as_array().cloned().unwrap_or_default();
+        verdicts.into_iter().find(|given| given["gpu"] == 0 && given["verdict"] == "held")
+    };
+    let answer = history_when(&daemon, &["--at", "now"], "the holder and the verdict", |answer| {
+        held(answer) && said(answer).is_some()
+    });
+    let said = said(&answer).expect("it was there");
+    assert_eq!(said["status"], 1, "{said:#}");
+    assert!(said["headline"].as_str().is_some_and(|line| line.starts_with("GPU 0 is held by")), "{said:#}");
+    let table = daemon.history(&["--at", said["until"].as_str().expect("a time")]);
+    let text = String::from_utf8_lossy(&table.out).into_owned();
+    assert!(text.contains("held (exit status 1): GPU 0 is held by"), "{text}");
+}
+
+#[test]
 fn a_full_disk_stops_the_history_and_nothing_else_and_it_goes_on_by_itself() {
     let device = Device::one();
     let full = |dir: &Path| dir.join("filler");

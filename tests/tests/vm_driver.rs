@@ -282,6 +282,28 @@ fn told_of(watch: &mut Watch, what: &str) -> usize {
 }
 
 #[test]
+fn an_open_that_was_in_progress_before_anybody_followed_the_driver_is_not_overlooked() {
+    let Some(_knobs) = standin_driver() else { return };
+    driver::tell("open 3 block").expect("the driver listens");
+    let process = Holding::start(&[DEVICE]);
+    let waits = || proc::state(process.pid(), process.pid()).expect("/proc can be read") == Some('D');
+    eventually("a task that waits in the open", SOON, || waits().then_some(()));
+    let of_it = |answer: &Answer| {
+        let missing = answer.report.coverage.missing.iter();
+        missing
+            .filter(|missing| missing.what == "opening" && missing.why.contains(&process.pid().to_string()))
+            .count()
+    };
+    let daemon = daemon();
+    let answer = daemon.holders();
+    assert_eq!((of_it(&answer), answer.status), (1, 3), "{}", answer.text);
+    driver::tell("clear").expect("the driver listens");
+    let answer = answer_with_state(&daemon, DEVICE, "open");
+    assert_eq!(of_it(&answer), 0, "{}", answer.text);
+    assert_eq!(holder(&answer, process.pid()).devices[0].fds, 1, "{}", answer.text);
+}
+
+#[test]
 fn an_open_that_fails_leaves_no_file_behind() {
     let Some(_knobs) = standin_driver() else { return };
     let daemon = daemon();

@@ -7,26 +7,31 @@
 
 export PATH=/opt/gpu-tracer/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/root TERM=dumb LC_ALL=C
+# systemd may be the first process instead, and has made the system then; this is run by a unit.
+if [ $$ = 1 ]; then under_systemd=no; else under_systemd=yes; fi
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root /var /mnt
 /bin/busybox --install -s /bin 2>/dev/null
 
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs devtmpfs /dev
-mkdir -p /dev/pts /dev/shm
-mount -t devpts devpts /dev/pts
-mount -t tmpfs tmpfs /dev/shm
-mount -t tmpfs tmpfs /tmp
-mount -t tmpfs tmpfs /run
-ln -sf /run /var/run
-ln -sf /tmp /var/tmp
-mount -t tracefs tracefs /sys/kernel/tracing
-mount -t bpf bpf /sys/fs/bpf
-mount -t cgroup2 cgroup2 /sys/fs/cgroup
-ln -sf /proc/self/fd /dev/fd
-ip link set lo up
-hostname guest
+make_system() {
+	mount -t proc proc /proc
+	mount -t sysfs sysfs /sys
+	mount -t devtmpfs devtmpfs /dev
+	mkdir -p /dev/pts /dev/shm
+	mount -t devpts devpts /dev/pts
+	mount -t tmpfs tmpfs /dev/shm
+	mount -t tmpfs tmpfs /tmp
+	mount -t tmpfs tmpfs /run
+	ln -sf /run /var/run
+	ln -sf /tmp /var/tmp
+	mount -t tracefs tracefs /sys/kernel/tracing
+	mount -t bpf bpf /sys/fs/bpf
+	mount -t cgroup2 cgroup2 /sys/fs/cgroup
+	ln -sf /proc/self/fd /dev/fd
+	ip link set lo up
+	hostname guest
+}
 
+[ $under_systemd = yes ] || make_system
 . /vm/plan
 . /vm/environment
 # Which boot with the same disk this is.
@@ -53,7 +58,7 @@ use_standin_driver() {
 	standin-driver load
 }
 
-while read -r module; do
+[ $under_systemd = yes ] || while read -r module; do
 	insmod "/vm/modules/$module" || echo "cannot load $module" >&3
 done </vm/modules/order
 
@@ -227,8 +232,14 @@ run_suite() {
 	mkdir /run/tests
 	: >/run/endings
 	watch_tests &
-	if [ $stage = 1 ]; then run_all; fi
-	run_boot
+	if [ $under_systemd = yes ]; then
+		use_standin_driver >/run/loading 2>&1 || run_test 0 standin-driver::loads sh -c 'cat /run/loading; exit 1'
+		list_tests /opt/gpu-tracer/tests/vm_systemd >/run/list
+		run_listed /run/list 1
+	else
+		if [ $stage = 1 ]; then run_all; fi
+		run_boot
+	fi
 	status=0
 	[ "$(count failed)" = 0 ] || status=1
 }
@@ -239,7 +250,7 @@ run_all() {
 	run_listed /run/list 2
 	run_named standin-driver::selftest standin-selftest
 	# The driver's knobs are everybody's, so these tests come one after another.
-	list_tests $(ls /opt/gpu-tracer/tests/vm_* 2>/dev/null | grep -v '/vm_reboot$') >/run/list
+	list_tests $(ls /opt/gpu-tracer/tests/vm_* 2>/dev/null | grep -v -e '/vm_reboot$' -e '/vm_systemd$') >/run/list
 	list_tests /opt/gpu-tracer/tests/vm_reboot | grep ::boot_1_ >/run/reboot
 	if [ -s /run/list ] || [ -s /run/reboot ]; then
 		use_standin_driver >/run/loading 2>&1 || run_test 0 standin-driver::loads sh -c 'cat /run/loading; exit 1'

@@ -30,6 +30,12 @@ pub(crate) struct Arguments {
     /// Processes at the same time, at most.
     #[arg(long, default_value_t = 48)]
     processes: u32,
+    /// Processes to begin with.
+    #[arg(long, default_value_t = 1)]
+    start_with: u32,
+    /// Steps between two questions, at most.
+    #[arg(long, default_value_t = 100)]
+    burst: u32,
     /// How many seconds to look for the shortest sequence that shows a difference.
     #[arg(long, default_value_t = 60)]
     shorten: u64,
@@ -50,6 +56,8 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         ("--ops", Some(arguments.ops)),
         ("--seconds", arguments.seconds),
         ("--processes", Some(u64::from(arguments.processes))),
+        ("--start-with", Some(u64::from(arguments.start_with))),
+        ("--burst", Some(u64::from(arguments.burst))),
         ("--shorten", Some(arguments.shorten)),
     ] {
         if let Some(value) = value {

@@ -111,10 +111,10 @@ fn try_on_call(regs: u64, number: u64, entry: u8) -> Result<(), Drop> {
     }
     // SAFETY: no arguments, no effects.
     let task = unsafe { bpf_get_current_task() };
-    let of_compat = number >= CALL_NUMBERS as u64 || is_compat(task);
-    if of_compat {
-        // Its arguments are laid out otherwise.
-        if is_tracked && entry & call_class::OF_COMPAT != 0 {
+    // Of other programs the arguments are laid out otherwise.
+    let of_x32 = number >= CALL_NUMBERS as u64;
+    if of_x32 || is_compat(task) {
+        if is_tracked && (of_x32 || entry & call_class::OF_COMPAT != 0) {
             tell_at_return(call_class::ANY);
         }
         return Ok(());

@@ -18,7 +18,7 @@ use gpu_tracer_common::events::{
     Drop, EXIT_HOLDS, ExitHold, ExitRecord, KIND_EXITING, MAX_EXIT_CHUNKS, MAY_WAIT, MOST_MAY_WAIT, exit_bits,
 };
 
-use super::{EVENTS, account, argument, count, head, task_ref, tracked};
+use super::{EVENTS, account, argument, count, head, now, task_ref, tracked};
 use crate::{
     access::{offset, read},
     holds::{FMODE_PATH, character_device, identity, is_wanted},
@@ -151,6 +151,8 @@ fn send(draft: *mut Draft, detail: u32) -> Result<(), Drop> {
     let held = unsafe {
         let group_dead = (*draft).record.head.detail & exit_bits::GROUP_DEAD;
         (*draft).record.head.detail = group_dead | detail;
+        // What is told was so before this moment, and not after it.
+        (*draft).record.head.at_ns = now();
         (&raw const (*draft).record.held).read_volatile()
     };
     if held > EXIT_HOLDS as u32 {

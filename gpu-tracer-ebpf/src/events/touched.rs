@@ -1,7 +1,8 @@
 //! `cgroup/dev`, attached to the root of the cgroup v2 hierarchy beside whatever else is there.
 //!
 //! It is asked in the context of the task that opens a device node, before the open, and for `access(2)` too. It says yes,
-//! always: it is here to be told, not to decide.
+//! always: it is here to be told, not to decide. What it tells is which descriptor is reserved for the open and which file
+//! the device is being opened as, where these can be found.
 
 use core::ffi::c_void;
 
@@ -13,8 +14,8 @@ use gpu_tracer_common::events::{
 
 use super::{account, comm_of, current_ref, emit, head, now, tracked};
 use crate::{
-    access::{increment, offset, read},
-    holds::is_wanted,
+    access::{InPlace, increment, offset, peek, read},
+    holds::{is_wanted, references},
 };
 
 /// How often each process asked for each device lately.
@@ -56,6 +57,8 @@ fn on_touch(context: *mut c_void) -> i32 {
 fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
     // SAFETY: no arguments, no effects. (Its like that gives the ids is not to be had here before 6.10.)
     let current = unsafe { bpf_get_current_task() };
+    // First, while there is nothing else that the verifier would have to go through it for once more.
+    let file = file_being_opened(current).unwrap_or(0);
     let task = current_ref()?;
     let tracked = tracked::add(task.tgid, task.start_ns);
     let (hits, left) = hit(rdev, &task);
@@ -79,6 +82,7 @@ fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
         table,
         hits,
         cgroup: cgroup_of(current),
+        file,
         comm: comm_of(current),
     })?;
     tracked
@@ -103,6 +107,52 @@ pub(super) fn file_at(files: u64, fd: u32) -> Option<u64> {
     }
     let slots = read::<u64>(table, offset!(fdtable_fd))?;
     read::<u64>(slots + u64::from(fd) * 8, 0)
+}
+
+/// Words of the stack below an open's `nameidata` that are gone through: the frames of `path_openat` and of the functions
+/// through which it asks for permission, one of which keeps the file for it. Some kernels have it within 32 words, 5.10 within
+/// 64, Debian's 6.1 beyond that.
+const STACK_WORDS: u64 = 128;
+/// So many of them are read at a time.
+const WORDS_AT_ONCE: usize = 8;
+
+/// The file that the device is being opened as: `path_openat` allocates it before it walks the path.
+///
+/// Nothing points to it but the stack of this task, where `nameidata` lies, too. Words below that are believed to be its
+/// address if what is there is a file with the credentials of this task, one reference and no inode: that holds for files
+/// that are being opened and for no others. `None` where there is none, as in `access(2)`, or more than one: what is left on
+/// the stack of calls before may be the address of a file that another thread is opening.
+#[inline(always)]
+fn file_being_opened(task: u64) -> Option<u64> {
+    let cred = read::<u64>(task, offset!(task_cred))?;
+    let nameidata = read::<u64>(task, offset!(task_nameidata)).filter(|at| *at != 0)?;
+    // What all that is found has in common, and all there is of it: the same where it is one address. So the verifier has
+    // nothing to tell apart that the next word depends on.
+    let (mut common, mut all) = (u64::MAX, 0);
+    for chunk in 0..STACK_WORDS / WORDS_AT_ONCE as u64 {
+        let from = nameidata - (chunk + 1) * (WORDS_AT_ONCE * 8) as u64;
+        for word in read::<[u64; WORDS_AT_ONCE]>(from, 0)? {
+            if may_be_file(word) && is_being_opened(word, cred) {
+                common &= word;
+                all |= word;
+            }
+        }
+    }
+    (all != 0 && common == all).then_some(all)
+}
+
+/// Addresses of the kernel are negative numbers.
+#[inline(always)]
+fn may_be_file(word: u64) -> bool {
+    word.cast_signed() < 0 && word & 7 == 0
+}
+
+/// Is this the address of a file that somebody with these credentials is opening?
+#[inline(always)]
+fn is_being_opened(word: u64, cred: u64) -> bool {
+    peek(word, offset!(file_cred)) == cred
+        && peek(word, offset!(file_inode)) == 0
+        && references(&InPlace(word)) == 1
 }
 
 /// Touches so far, and how many more of them, this one included, may be recorded in this window.

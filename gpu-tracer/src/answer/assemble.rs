@@ -8,45 +8,43 @@ use super::look::Looked;
 use crate::diagnose::{self, Evidence, Roles};
 use crate::gpu::claims::NvmlAnswer;
 use crate::kernel::{self, Clock, Devices};
-use crate::ledger::{FileState, FileView, HolderView, Origin};
+use crate::ledger::{FileState, FileView, HolderView, Origin, View};
 use crate::model::event::TaskId;
 use crate::model::report::{
     Cost, Coverage, FileReport, GpuReport, HeldDevice, HeldMemory, Holder, MissingReport, Opener, Report,
     SCHEMA, TaskReport,
 };
-use crate::model::{DeviceNumber, DeviceTable, Gpu, Name, ProcessId, TaskState, counted};
+use crate::model::{DeviceNumber, DeviceTable, Gpu, Missing, Name, ProcessId, TaskState, counted};
 use crate::process::facts::read_stat;
 use crate::process::{self, FactOptions, MmReadable, ProcFs, ProcessFacts};
 
-/// The whole report, for all GPUs.
+/// The whole report, for all GPUs. Takes what was seen, because both are long where ten thousand files are open.
 pub(super) fn report(
     devices: &Devices,
-    looked: &Looked,
+    looked: Looked,
     nvml: &NvmlAnswer,
     roles: &Roles,
     clock: &Clock,
 ) -> Report {
     let mut names = Names { table: &devices.table, known: HashMap::new(), last: None };
-    let mut openers = Openers { ended: &looked.ended, known: HashMap::new(), last: None };
     let releasing: Vec<TaskId> = looked.view.files.iter().filter_map(releasing).collect();
-    let files: Vec<FileReport> = looked
-        .view
-        .files
-        .iter()
-        .map(|file| file_report(file, looked.view.taken_ns, &mut names, &mut openers, clock))
-        .collect();
     let holders: Vec<Holder> = looked
         .view
         .holders
         .iter()
-        .map(|view| holder(view, (looked, &releasing), &mut names, roles, clock))
+        .map(|view| holder(view, (&looked, &releasing), &mut names, roles, clock))
         .collect();
+    let Looked { view: View { files, taken_ns, .. }, plan, missing, ended, .. } = looked;
+    let mut openers = Openers { ended: &ended, known: HashMap::new(), last: None };
+    // Where one lay, the other fits in.
+    let report = |file: FileView| file_report(&file, taken_ns, &mut names, &mut openers, clock);
+    let files: Vec<FileReport> = files.into_iter().map(report).collect();
     let mut report = Report {
         schema: SCHEMA,
-        taken_at: wall(clock, looked.view.taken_ns),
+        taken_at: wall(clock, taken_ns),
         boot_id: kernel::boot_id(Path::new("/")).unwrap_or_default(),
-        plan: looked.plan.to_owned(),
-        coverage: coverage(looked, &files, devices),
+        plan: plan.to_owned(),
+        coverage: coverage(missing, &files, devices),
         cost: Cost::default(),
         gpus: devices.gpus.iter().map(gpu_report).collect(),
         files,
@@ -56,17 +54,18 @@ pub(super) fn report(
     report
 }
 
+/// A report takes no more room than what it is made of, so that it can be made in its place.
+const _: () = assert!(size_of::<FileReport>() <= size_of::<FileView>());
+
 fn wall(clock: &Clock, boot_ns: u64) -> String {
     format!("{:.3}", clock.wall(boot_ns))
 }
 
 /// Complete: everything was looked at, and every reference that the kernel counts has a name.
-fn coverage(looked: &Looked, files: &[FileReport], devices: &Devices) -> Coverage {
-    let mut missing: Vec<MissingReport> = looked
-        .missing
-        .iter()
-        .map(|missing| MissingReport { what: missing.what.to_owned(), why: missing.why.clone() })
-        .collect();
+fn coverage(missing: Vec<Missing>, files: &[FileReport], devices: &Devices) -> Coverage {
+    let missing = missing.into_iter();
+    let mut missing: Vec<MissingReport> =
+        missing.map(|missing| MissingReport { what: missing.what.to_owned(), why: missing.why }).collect();
     let unexplained: u64 = files.iter().map(|file| file.unexplained).sum();
     if unexplained > 0 {
         let concerned = files.iter().filter(|file| file.unexplained > 0).count();

@@ -30,10 +30,10 @@ pub fn doctor(question: &Question) -> anyhow::Result<DoctorReport> {
     let loaded = btf.and_then(|btf| Iterators::load(&btf));
     let mut checks = host_checks(&features);
     checks.extend(source_checks(loaded.as_ref()));
-    checks.extend(driver_checks(&features));
-    checks.push(devices_check(&devices));
     let status = ask::status();
+    checks.extend(driver_checks(&features));
     checks.push(calls_check(calls, status.as_ref().is_some_and(|status| status.plan == "exhaustive")));
+    checks.push(devices_check(&devices));
     checks.extend(status.map(|status| journal_check(&status.journal)));
     checks.push(nvml_check(&asking.finish(NVML_DEADLINE).status));
     let plan = if loaded.is_ok() { "snapshot" } else { "proc" };

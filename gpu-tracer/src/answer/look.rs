@@ -8,6 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use super::opening::{opening_task, opening_tasks};
 use crate::kernel::{Btf, boot_now};
 use crate::ledger::{Ledger, View};
 use crate::model::snapshot::MODULE_REFERENCES;
@@ -21,7 +22,7 @@ const PASS_DEADLINE: Duration = Duration::from_millis(1500);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(30);
 
 /// What was seen.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Looked {
     pub(crate) view: View,
     /// `snapshot` or `proc`.
@@ -72,7 +73,8 @@ impl Looker {
                 let uncounted = first.modules.unaccounted(&[]);
                 let explained = ledger.view().files.iter().all(|file| file.unexplained == 0);
                 if (half_gone.is_empty() || first.modules.add_up(&[])) && uncounted.is_empty() && explained {
-                    return Ok(Looked::by_iterators(ledger.view(), first.missing, &[], 1));
+                    let opening = opening_tasks(&first);
+                    return Ok(Looked::by_iterators(ledger.view(), first.missing, &[], &opening, 1));
                 }
                 thread::sleep(BETWEEN_LOOKS);
                 let mut second = take()?;
@@ -90,7 +92,8 @@ impl Looker {
                 ledger.reconcile(&second);
                 let mut view = ledger.view();
                 settle(&mut view, &doubtful);
-                Ok(Looked::by_iterators(view, second.missing, &still, 2))
+                let opening = opening_tasks(&second);
+                Ok(Looked::by_iterators(view, second.missing, &still, &opening, 2))
             }
             Self::ProcWalk(why) => {
                 let mut snapshot = procwalk::walk(Path::new("/proc"), devices, boot_now());
@@ -123,9 +126,16 @@ impl Looked {
         Self { view, plan, missing, looks, half_gone: Vec::new(), ended }
     }
 
-    fn by_iterators(view: View, mut missing: Vec<Missing>, half_gone: &[Task], looks: u32) -> Self {
+    fn by_iterators(
+        view: View,
+        mut missing: Vec<Missing>,
+        half_gone: &[Task],
+        opening: &[Task],
+        looks: u32,
+    ) -> Self {
         missing.extend(pid_namespace());
         missing.extend(half_gone.iter().map(half_gone_task));
+        missing.extend(opening.iter().map(opening_task));
         Self { view, plan: "snapshot", missing, looks, half_gone: half_gone.to_vec(), ended: HashSet::new() }
     }
 }

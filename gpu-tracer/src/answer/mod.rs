@@ -9,6 +9,7 @@ mod assemble;
 mod closing;
 mod doctor;
 mod look;
+mod opening;
 pub(crate) mod percent;
 mod selected;
 mod wait;
@@ -23,6 +24,7 @@ pub use self::ask::{AskError, stream};
 pub use self::doctor::doctor;
 use self::look::Looker;
 pub(crate) use self::look::{Looked, half_gone, half_gone_task, module_references, pid_namespace};
+pub(crate) use self::opening::{opening_task, opening_tasks};
 pub(crate) use self::selected::narrow;
 pub use self::wait::{WaitOptions, Waited, wait};
 pub use self::why::why;
@@ -97,7 +99,7 @@ fn tell_idle(question: &Question, report: &Report) {
 }
 
 /// The report for what a daemon has seen, without memory figures.
-pub(crate) fn report(devices: &Devices, looked: &Looked, roles: &Roles, cost: Cost) -> Report {
+pub(crate) fn report(devices: &Devices, looked: Looked, roles: &Roles, cost: Cost) -> Report {
     let nvml = NvmlAnswer::without_figures(NvmlStatus::Absent(String::new()));
     let mut report = assemble::report(devices, looked, &nvml, roles, &Clock::now());
     report.cost = cost;
@@ -121,7 +123,7 @@ fn by_ourselves(question: &Question) -> anyhow::Result<Report> {
     let looked = looked.context("cannot look at this host")?;
     let clock = Clock::now();
     let cost = Cost { load_ms: milliseconds(loaded - started), look_ms, looks: looked.looks };
-    let mut report = assemble::report(&devices, &looked, &nvml, &question.roles, &clock);
+    let mut report = assemble::report(&devices, looked, &nvml, &question.roles, &clock);
     report.cost = cost;
     selected::narrow(&mut report, &selection);
     Ok(report)

@@ -188,7 +188,7 @@ impl Inquiry {
         let half_gone: Vec<HalfGone> = looked.half_gone.iter().map(half_gone).collect();
         let nothing_yet = NvmlAnswer::without_figures(NvmlStatus::Absent(String::new()));
         let mut report =
-            assemble::report(&self.devices, &looked, &nothing_yet, &self.question.roles, &Clock::now());
+            assemble::report(&self.devices, looked, &nothing_yet, &self.question.roles, &Clock::now());
         let waits = second_look::waits(&report, &half_gone, ask.patience());
         let nvml = finish(asking);
         assemble::add_memory(&mut report, &nvml);

@@ -16,6 +16,7 @@ use super::lastly::Lastly;
 use super::looking;
 use super::notify::Manager;
 use super::pace::Pace;
+use super::recollection::Keeping;
 use super::sampler::Sampler;
 use super::settings::Settings;
 use super::signals::{Signals, Wish};
@@ -80,6 +81,7 @@ pub(super) struct Core {
     pub(super) journal_moved: Option<String>,
     pub(super) sampler: Sampler,
     pub(super) judge: Judge,
+    pub(super) keeping: Keeping,
     /// Did anybody hold a device when memory was last asked for?
     pub(super) was_held: bool,
     /// A pass of a look that has not come back by then is given up.
@@ -134,6 +136,7 @@ impl Core {
             journal_moved: None,
             sampler: Sampler::default(),
             judge: Judge::idle(),
+            keeping: Keeping::new(lastly.as_ref(), now),
             was_held: false,
             patience: looking::PASS_DEADLINE,
             lastly,
@@ -197,6 +200,7 @@ impl Core {
             self.recheck_if_due()?;
             self.follow_driver_if_due()?;
             self.judge_if_due();
+            self.keep_if_due();
             self.housekeeping(manager);
         }
     }
@@ -204,6 +208,7 @@ impl Core {
     fn next_due(&mut self) -> Instant {
         let now = Instant::now();
         let mut due = self.pace.due().min(self.housekeeping_due);
+        due = self.keeping_due().map_or(due, |keeping| due.min(keeping));
         due = self.driver_pace.due().map_or(due, |follow_up| due.min(follow_up));
         if self.pending {
             due = due.min(self.recheck_due);
@@ -302,13 +307,19 @@ impl Core {
         }
         self.counters.answers += looks.len() as u64;
         let seen = self.seen(cost);
+        // The last gets what was seen for its own: then it need not be copied.
+        let mut looks = looks.into_iter();
+        let last = looks.next_back();
         for reply in looks {
             let _ = reply.send(seen.clone());
+        }
+        if let Some(reply) = last {
+            let _ = reply.send(seen);
         }
     }
 
     /// All that is known, for those who make an answer of it.
-    fn seen(&self, cost: Cost) -> Seen {
+    pub(super) fn seen(&self, cost: Cost) -> Seen {
         let plan = self.plan_word();
         let view = self.ledger.view();
         let openers = view.files.iter().filter_map(|file| Some(file.opened.as_ref()?.opener.process));
@@ -323,20 +334,6 @@ impl Core {
         let looked = Looked::by_daemon(view, plan, self.missing.clone(), cost.looks, ended);
         let (devices, roles) = (Arc::clone(&self.devices), Arc::clone(&self.settings.roles));
         Seen { looked: Arc::new(looked), devices, roles, cost }
-    }
-
-    fn judgement_due(&mut self, now: Instant) -> Option<Instant> {
-        self.judge.due(now, self.counters.changes, !self.ledger.is_idle())
-    }
-
-    /// Has judged what is known; no look is taken for it.
-    fn judge_if_due(&mut self) {
-        let now = Instant::now();
-        if self.judgement_due(now).is_some_and(|due| now >= due) {
-            let (changes, held) = (self.counters.changes, !self.ledger.is_idle());
-            let seen = self.seen(Cost::default());
-            self.judge.judge(now, changes, held, seen);
-        }
     }
 
     /// Tells everybody who listens.
@@ -427,6 +424,10 @@ impl Core {
         self.answers_before = self.counters.answers;
         self.remember_being_alive();
         manager.tell(&format!("STATUS={}", self.in_a_sentence()));
+    }
+
+    pub(super) fn lastly(&self) -> Option<&Lastly> {
+        self.lastly.as_ref()
     }
 
     /// Writes down until when there was somebody to see.

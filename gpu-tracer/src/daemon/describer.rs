@@ -1,13 +1,18 @@
 //! Reads what `/proc` says of a process, on a thread of its own: a process can make a reader of its command line wait.
 
 use std::collections::HashSet;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::inbox::{Order, Outbox};
 use crate::model::ProcessId;
 use crate::model::change::ProcessDescription;
-use crate::process::{FactOptions, MmReadable, ProcFs};
+use crate::process::{FactOptions, MmReadable, ProcFs, Reason};
+
+/// Between attempts to read what could not be read just now.
+const PAUSES: [Duration; 4] =
+    [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1), Duration::from_secs(5)];
 
 /// The core's side of it.
 pub(super) struct Describer {
@@ -20,7 +25,11 @@ impl Describer {
     /// Starts the thread; what it finds goes to the core.
     pub(super) fn start(core: Outbox) -> std::io::Result<Self> {
         let (sender, receiver) = channel();
-        thread::Builder::new().name("describer".to_owned()).spawn(move || describe_all(&receiver, &core))?;
+        thread::Builder::new().name("describer".to_owned()).spawn(move || {
+            describe_all(&receiver, &PAUSES, describe, |process, description| {
+                core.send(Order::Described(process, description))
+            });
+        })?;
         Ok(Self { processes: sender, asked: HashSet::new() })
     }
 
@@ -44,21 +53,129 @@ impl Describer {
     }
 }
 
-fn describe_all(processes: &Receiver<ProcessId>, core: &Outbox) {
-    for process in processes {
-        if !core.send(Order::Described(process, describe(process))) {
-            return;
+/// One reading of a process.
+struct Reading {
+    /// `None`: it has gone, or another has its PID.
+    description: Option<ProcessDescription>,
+    /// Something of it could not be read just now.
+    incomplete: bool,
+}
+
+/// A process that is to be read again.
+struct Postponed {
+    due: Instant,
+    attempts: usize,
+    process: ProcessId,
+    known: Option<ProcessDescription>,
+}
+
+/// Tells of each process once: when all of it could be read, or when that has been tried often enough. Nobody waits for a
+/// process that is read again.
+fn describe_all(
+    processes: &Receiver<ProcessId>,
+    pauses: &[Duration],
+    read: impl Fn(ProcessId) -> Reading,
+    tell: impl Fn(ProcessId, Option<ProcessDescription>) -> bool,
+) {
+    let mut later: Vec<Postponed> = Vec::new();
+    loop {
+        let received = match later.iter().map(|one| one.due).min() {
+            None => processes.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(due) => processes.recv_timeout(due.saturating_duration_since(Instant::now())),
+        };
+        let now = Instant::now();
+        let (mut turn, rest): (Vec<Postponed>, Vec<Postponed>) =
+            later.into_iter().partition(|one| one.due <= now);
+        later = rest;
+        match received {
+            Ok(process) => turn.push(Postponed { due: now, attempts: 0, process, known: None }),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        for one in turn {
+            let reading = read(one.process);
+            // One that has gone meanwhile was what it was.
+            let known = reading.description.or(one.known);
+            match pauses.get(one.attempts).filter(|_| reading.incomplete) {
+                Some(pause) => {
+                    later.push(Postponed { due: now + *pause, attempts: one.attempts + 1, known, ..one });
+                }
+                None if tell(one.process, known) => {}
+                None => return,
+            }
         }
     }
 }
 
-/// `None`: it has gone, or another has its PID.
-fn describe(process: ProcessId) -> Option<ProcessDescription> {
+fn describe(process: ProcessId) -> Reading {
     let options = FactOptions { mm: MmReadable::Yes, stack: false };
-    let facts = ProcFs::host().facts(process.tgid, process.tgid, options).ok()?;
-    process.started_in_tick_of(facts.start_ns).then(|| ProcessDescription {
-        cmdline: facts.cmdline.unwrap_or_default(),
-        exe: facts.exe,
-        cgroup: facts.cgroup,
-    })
+    let facts = ProcFs::host().facts(process.tgid, process.tgid, options).ok();
+    let Some(facts) = facts.filter(|facts| process.started_in_tick_of(facts.start_ns)) else {
+        return Reading { description: None, incomplete: false };
+    };
+    // Inside a driver's open it looks as if reading might wait; a moment later it does not.
+    let passing = |reason| matches!(reason, Reason::MightBlock | Reason::TimedOut);
+    Reading {
+        incomplete: facts.withheld.iter().any(|withheld| passing(withheld.reason)),
+        description: Some(ProcessDescription {
+            cmdline: facts.cmdline.unwrap_or_default(),
+            exe: facts.exe,
+            cgroup: facts.cgroup,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(tgid: u32) -> ProcessId {
+        ProcessId { tgid, start_ns: 1 }
+    }
+
+    /// What is told of processes whose readings are `readings`: (PID, executable, incomplete), in the order in which they come.
+    fn told(asked: &[u32], readings: Vec<(u32, Option<&str>, bool)>) -> Vec<(u32, Option<String>)> {
+        let (sender, receiver) = channel();
+        asked.iter().for_each(|pid| sender.send(id(*pid)).unwrap());
+        let sender = std::cell::RefCell::new(Some(sender));
+        let (readings, told) = (std::cell::RefCell::new(readings), std::cell::RefCell::new(Vec::new()));
+        describe_all(
+            &receiver,
+            &[Duration::from_millis(5); 2],
+            |process| {
+                let mut left = readings.borrow_mut();
+                let at = left.iter().position(|reading| reading.0 == process.tgid).expect("no reading more");
+                let (_, exe, incomplete) = left.remove(at);
+                let description = |exe: &str| ProcessDescription {
+                    exe: Some(exe.into()).filter(|_| !exe.is_empty()),
+                    ..ProcessDescription::default()
+                };
+                Reading { description: exe.map(description), incomplete }
+            },
+            |process, description| {
+                let exe = description.and_then(|known| known.exe).map(|exe| exe.to_text());
+                told.borrow_mut().push((process.tgid, exe));
+                if told.borrow().len() == asked.len() {
+                    sender.take();
+                }
+                true
+            },
+        );
+        told.into_inner()
+    }
+
+    #[test]
+    fn what_cannot_be_read_for_a_moment_is_read_again_and_keeps_nobody_waiting() {
+        let readings = vec![(7, Some(""), true), (8, Some("/bin/b"), false), (7, Some("/bin/a"), false)];
+        let both = [(8, Some("/bin/b".to_owned())), (7, Some("/bin/a".to_owned()))];
+        assert_eq!(told(&[7, 8], readings), both);
+    }
+
+    #[test]
+    fn what_cannot_be_read_at_all_is_told_as_far_as_it_is_known() {
+        let never = vec![(7, Some(""), true), (7, Some(""), true), (7, Some(""), true)];
+        assert_eq!(told(&[7], never), [(7, None)]);
+        let gone = vec![(7, Some("/bin/a"), true), (7, None, false)];
+        assert_eq!(told(&[7], gone), [(7, Some("/bin/a".to_owned()))]);
+    }
 }

@@ -22,6 +22,8 @@ const FOLLOW_UPS: [Duration; 4] = [
 pub(super) struct DriverPace {
     due: Option<Instant>,
     follow_up: usize,
+    /// Hooks are still to be attached.
+    unfinished: Option<Instant>,
 }
 
 impl DriverPace {
@@ -33,7 +35,7 @@ impl DriverPace {
 
     /// When it is time, if at all.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.due
+        self.due.into_iter().chain(self.unfinished).min()
     }
 
     /// Is it time? The next one is due later then.
@@ -56,14 +58,28 @@ impl Core {
 
     /// The same once more, a little later.
     pub(super) fn follow_driver_if_due(&mut self) -> anyhow::Result<()> {
-        if self.driver_pace.take(Instant::now()) { self.follow_driver() } else { Ok(()) }
+        let now = Instant::now();
+        if self.driver_pace.take(now) {
+            return self.follow_driver();
+        }
+        if self.driver_pace.unfinished.is_some_and(|due| now >= due) {
+            self.attach_to_driver();
+        }
+        Ok(())
     }
 
     fn follow_driver(&mut self) -> anyhow::Result<()> {
+        self.attach_to_driver();
+        self.rediscover()
+    }
+
+    fn attach_to_driver(&mut self) {
         let before = self.driver_state();
         if let Some(source) = &mut self.source {
             source.refresh_driver();
         }
+        let unfinished = self.source.as_ref().is_some_and(EventSource::driver_is_unfinished);
+        self.driver_pace.unfinished = unfinished.then(|| Instant::now() + FOLLOW_UPS[0]);
         let now = self.driver_state();
         if now != before {
             match &now {
@@ -73,7 +89,6 @@ impl Core {
                 DriverState::NotAsked | DriverState::Impossible(_) => {}
             }
         }
-        self.rediscover()
     }
 
     /// How far the driver's own functions are followed.

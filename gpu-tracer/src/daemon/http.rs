@@ -339,9 +339,7 @@ impl Server {
         let seen = self.ask(Order::Look(reply), answer).await?;
         let idle = Arc::clone(&self.idle);
         let answer = move || {
-            let mut report = put_together(&seen, &query, viewer)?;
-            // As long as the report; two of them at a time are enough.
-            drop(seen);
+            let mut report = put_together(seen, &query, viewer)?;
             locked(&idle).add_to(&mut report);
             Ok(write(&report))
         };
@@ -373,7 +371,7 @@ async fn note_idle(
     }
 }
 
-fn put_together(seen: &Seen, query: &Query, viewer: Viewer) -> Result<Report, Failure> {
+fn put_together(seen: Seen, query: &Query, viewer: Viewer) -> Result<Report, Failure> {
     for device in &query.devices {
         let known = seen.devices.table.identify(device.number);
         if known.is_none_or(|known| known.name != device.name) {
@@ -386,7 +384,7 @@ fn put_together(seen: &Seen, query: &Query, viewer: Viewer) -> Result<Report, Fa
     }
     let selection = selector::resolve(&query.gpus, &seen.devices.gpus, &seen.devices.table)
         .map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
-    let mut report = answer::report(&seen.devices, &seen.looked, &seen.roles, seen.cost);
+    let mut report = seen.into_report();
     answer::narrow(&mut report, &selection);
     viewer.narrow(&mut report);
     Ok(report)

@@ -9,12 +9,12 @@ use tokio::sync::oneshot;
 
 use super::feed::Subscriber;
 use super::status::Status;
-use crate::answer::Looked;
+use crate::answer::{self, Looked};
 use crate::diagnose::Roles;
 use crate::journal::GivenVerdict;
 use crate::kernel::Devices;
 use crate::model::change::ProcessDescription;
-use crate::model::report::Cost;
+use crate::model::report::{Cost, Report};
 use crate::model::{GpuMemory, ProcessId};
 
 /// What can be asked of the core.
@@ -40,6 +40,15 @@ pub(super) struct Seen {
     pub(super) devices: Arc<Devices>,
     pub(super) roles: Arc<Roles>,
     pub(super) cost: Cost,
+}
+
+impl Seen {
+    /// The answer itself, for all GPUs.
+    pub(super) fn into_report(self) -> Report {
+        // Others may have asked at the same time.
+        let looked = Arc::unwrap_or_clone(self.looked);
+        answer::report(&self.devices, looked, &self.roles, self.cost)
+    }
 }
 
 /// The core's side.

@@ -12,16 +12,23 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
+use super::core::Core;
 use super::inbox::{Order, Outbox, Seen};
+use super::memory;
 use crate::answer;
 use crate::journal::GivenVerdict;
+use crate::model::report::Cost;
 
 /// After a change, so that what comes with it is judged with it.
 const SETTLED: Duration = Duration::from_secs(1);
 /// While nothing changes in the ledger: a process may be stopped, or not get on, all the same.
 const QUIET: Duration = Duration::from_secs(10);
-/// At most this part of the time goes into it, however many holders there are.
-const SHARE: u32 = 2_000;
+/// At most this part of the time goes into it while something changes, however many holders there are.
+const BUSY_SHARE: u32 = 50;
+/// And while nothing does.
+const QUIET_SHARE: u32 = 2_000;
+/// With more open files than this it takes memory that is worth giving back.
+const CROWD: usize = 2_000;
 /// It is not put off longer than this for the sake of its cost.
 const LONGEST: Duration = Duration::from_secs(120);
 
@@ -50,9 +57,11 @@ impl Rhythm {
         if !held && !self.held {
             return None;
         }
-        let rest = self.judged + (cost * SHARE).min(LONGEST);
-        let soon = self.changed.map(|changed| changed + SETTLED);
-        Some(soon.unwrap_or(self.judged + QUIET).min(self.judged + LONGEST).max(rest))
+        let rest = |share: u32| self.judged + (cost * share).min(LONGEST);
+        Some(match self.changed {
+            Some(changed) => (changed + SETTLED).max(rest(BUSY_SHARE)),
+            None => (self.judged + QUIET).max(rest(QUIET_SHARE)),
+        })
     }
 
     fn judged(&mut self, now: Instant, changes: u64, held: bool) {
@@ -64,7 +73,7 @@ impl Rhythm {
 pub(super) struct Judge {
     rhythm: Rhythm,
     /// `None`: nobody wants to know.
-    thread: Option<Sender<Seen>>,
+    thread: Option<Sender<(Seen, Duration)>>,
     busy: Arc<AtomicBool>,
     /// Processor time of the last judgement, ns.
     cost: Arc<AtomicU64>,
@@ -97,23 +106,43 @@ impl Judge {
         (!self.busy.load(Ordering::Relaxed)).then_some(due)
     }
 
-    /// Has this judged.
-    pub(super) fn judge(&mut self, now: Instant, changes: u64, held: bool, seen: Seen) {
-        self.rhythm.judged(now, changes, held);
+    /// Has this judged; it took the core so much processor time to say it.
+    fn judge(&mut self, seen: Seen, spent: Duration) {
         if let Some(thread) = &self.thread {
             self.busy.store(true, Ordering::Relaxed);
             // The thread ends only with the core.
-            let _ = thread.send(seen);
+            let _ = thread.send((seen, spent));
         }
     }
 }
 
-fn judge_all(seen: &Receiver<Seen>, core: &Outbox, busy: &AtomicBool, cost: &AtomicU64) {
-    for seen in seen {
+impl Core {
+    /// When what is known is to be judged next, if at all.
+    pub(super) fn judgement_due(&mut self, now: Instant) -> Option<Instant> {
+        self.judge.due(now, self.counters.changes, !self.ledger.is_idle())
+    }
+
+    /// Has judged what is known; no look is taken for it.
+    pub(super) fn judge_if_due(&mut self) {
+        let now = Instant::now();
+        if self.judgement_due(now).is_some_and(|due| now >= due) {
+            self.judge.rhythm.judged(now, self.counters.changes, !self.ledger.is_idle());
+            let begun = cpu_time();
+            let seen = self.seen(Cost::default());
+            self.judge.judge(seen, cpu_time().saturating_sub(begun));
+        }
+    }
+}
+
+fn judge_all(seen: &Receiver<(Seen, Duration)>, core: &Outbox, busy: &AtomicBool, cost: &AtomicU64) {
+    for (seen, spent) in seen {
         let begun = cpu_time();
-        let taken_ns = seen.looked.view.taken_ns;
-        let verdicts = verdicts(&seen);
-        let took = cpu_time().saturating_sub(begun);
+        let (taken_ns, files) = (seen.looked.view.taken_ns, seen.looked.view.files.len());
+        let verdicts = verdicts(seen);
+        if files > CROWD {
+            memory::give_back();
+        }
+        let took = cpu_time().saturating_sub(begun) + spent;
         cost.store(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         busy.store(false, Ordering::Relaxed);
         if !core.send(Order::Judged(taken_ns, verdicts)) {
@@ -122,9 +151,8 @@ fn judge_all(seen: &Receiver<Seen>, core: &Outbox, busy: &AtomicBool, cost: &Ato
     }
 }
 
-fn verdicts(seen: &Seen) -> Vec<GivenVerdict> {
-    let report = answer::report(&seen.devices, &seen.looked, &seen.roles, seen.cost);
-    let given = answer::judge(report).gpus.into_iter().map(|gpu| GivenVerdict {
+fn verdicts(seen: Seen) -> Vec<GivenVerdict> {
+    let given = answer::judge(seen.into_report()).gpus.into_iter().map(|gpu| GivenVerdict {
         gpu: gpu.gpu,
         verdict: gpu.verdict.word(),
         status: gpu.verdict.exit_status() as u8,
@@ -172,8 +200,13 @@ mod tests {
     fn what_is_dear_is_done_seldom_but_done() {
         let begin = Instant::now();
         let mut rhythm = Rhythm::new(begin);
-        let due = |rhythm: &mut Rhythm, ms| rhythm.due(begin, 1, true, Duration::from_millis(ms));
-        assert_eq!(due(&mut rhythm, 20), Some(begin + Duration::from_secs(40)));
-        assert_eq!(due(&mut rhythm, 1_000), Some(begin + LONGEST));
+        let due = |rhythm: &mut Rhythm, changes, ms| {
+            let due = rhythm.due(begin, changes, true, Duration::from_millis(ms));
+            due.map(|due| due - begin)
+        };
+        assert_eq!(due(&mut rhythm, 0, 20), Some(Duration::from_secs(40)));
+        assert_eq!(due(&mut rhythm, 0, 1_000), Some(LONGEST));
+        assert_eq!(due(&mut rhythm, 1, 20), Some(SETTLED), "sooner where something changes");
+        assert_eq!(due(&mut rhythm, 1, 5_000), Some(LONGEST));
     }
 }

@@ -33,6 +33,16 @@ impl Lastly {
         Ok(Self { directory: directory.to_owned(), boot_id, _lock: lock })
     }
 
+    /// The state directory.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Identity of this boot.
+    pub(super) fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
     /// The last moment of this boot that a daemon is known to have been alive, ns of boot time.
     pub(super) fn alive_until(&self) -> Option<u64> {
         let text = fs::read_to_string(self.directory.join(NAME)).ok()?;

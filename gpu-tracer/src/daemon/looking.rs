@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::core::Core;
-use crate::answer::{half_gone, half_gone_task, module_references, pid_namespace};
+use crate::answer::{
+    half_gone, half_gone_task, module_references, opening_task, opening_tasks, pid_namespace,
+};
 use crate::kernel::{Answer, Btf, boot_now};
 use crate::ledger::FileState;
 use crate::model::event::{Event, EventKind};
@@ -107,6 +109,7 @@ impl Core {
         waiting::explain(Path::new("/proc"), &mut snapshot);
         self.judge_half_gone(&snapshot);
         let drift = self.ledger.reconcile(&snapshot);
+        self.recall();
         self.note_pending();
         let news = !drift.changes.is_empty();
         self.learn_uids(&snapshot);
@@ -115,9 +118,22 @@ impl Core {
         self.missing = snapshot.missing.clone();
         self.missing.extend(pid_namespace());
         self.compare_with_modules(&snapshot);
+        self.note_opening(&snapshot);
         self.follow(&snapshot)?;
         self.describe_newcomers();
         Ok(news)
+    }
+
+    /// Tasks inside the driver's open that nobody told of: they were there before the driver was followed, or it is not.
+    fn note_opening(&mut self, snapshot: &Snapshot) {
+        let opening = opening_tasks(snapshot);
+        if opening.is_empty() {
+            return;
+        }
+        let told: HashSet<u32> =
+            self.ledger.view().files.iter().filter_map(|file| opener(file.state)).collect();
+        let untold = opening.iter().filter(|task| !told.contains(&task.tid));
+        self.missing.extend(untold.map(opening_task));
     }
 
     /// The kernel's count of what refers to the driver's modules tells of files that nobody has seen, and whether a task that is
@@ -229,6 +245,11 @@ impl Core {
             Err(error) => super::log::warning(&format!("the programs cannot be loaded again: {error}")),
         }
     }
+}
+
+/// Who is opening a file.
+fn opener(state: FileState) -> Option<u32> {
+    if let FileState::Opening { task, .. } = state { Some(task.tid) } else { None }
 }
 
 /// Processor time of this process, with the threads that read for it.

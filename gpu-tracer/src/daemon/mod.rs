@@ -30,6 +30,7 @@ mod metrics;
 mod notify;
 mod pace;
 mod peer;
+mod recollection;
 mod recording;
 mod sampler;
 mod settings;
@@ -116,6 +117,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     let ended = core.run(&inbox, Some(&signals), &manager);
     manager.tell("STOPPING=1");
     core.remember_being_alive();
+    core.keep(true);
     core.close_journal();
     drop(socket);
     ended

@@ -126,8 +126,12 @@ impl Viewer {
             }
         }
         // What stands there may name processes of others.
-        for missing in report.coverage.missing.iter_mut().filter(|missing| missing.what == HALF_EXITED) {
-            HALF_EXITED_OF_SOMEBODY.clone_into(&mut missing.why);
+        for missing in &mut report.coverage.missing {
+            match missing.what.as_str() {
+                HALF_EXITED => HALF_EXITED_OF_SOMEBODY.clone_into(&mut missing.why),
+                OPENING => OPENING_BY_SOMEBODY.clone_into(&mut missing.why),
+                _ => {}
+            }
         }
         report.coverage.missing.dedup();
         if withheld > 0 {
@@ -146,6 +150,10 @@ impl Viewer {
 
 const HALF_EXITED: &str = "half-exited-task";
 const HALF_EXITED_OF_SOMEBODY: &str = "a task is half-way through its exit, and what it has not released yet cannot be seen; ask as root which one";
+
+const OPENING: &str = "opening";
+const OPENING_BY_SOMEBODY: &str =
+    "a task is inside the driver's open, and what it opens is in no table yet; ask as root which one";
 
 /// Supplementary groups of the peer: `SO_PEERGROUPS`, Linux 4.13.
 fn groups_of(socket: impl AsFd) -> std::io::Result<Vec<u32>> {

@@ -113,7 +113,8 @@ fn unknown(judge: &Judge<'_>) -> Headline {
         .into();
     }
     let memory = used(judge).map_or_else(String::new, |used| format!(" ({used} MiB are used)"));
-    let start = format!("Unknown: nobody was seen to hold {subject}{memory}, but ");
+    let object = judge.gpu.map_or_else(|| "the device".to_owned(), |_| subject);
+    let start = format!("Unknown: nobody was seen to hold {object}{memory}, but ");
     let reason = judge.doubts.first().map(|doubt| brief(doubt)).unwrap_or_default();
     let fits = !reason.is_empty() && start.chars().count() + reason.chars().count() < LONGEST;
     format!("{start}{}.", if fits { reason } else { "not everything could be seen" }).into()

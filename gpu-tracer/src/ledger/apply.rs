@@ -20,10 +20,16 @@ impl Ledger {
         let mut changes = Vec::new();
         let at_ns = event.at_ns;
         match &event.kind {
-            EventKind::DeviceTouched { task, device, slot, comm, .. } => {
+            EventKind::DeviceTouched { task, device, slot, file, untold_until_ns, comm, .. } => {
                 self.meet(*task, at_ns, comm);
-                let (device, task, slot, comm) = (*device, *task, *slot, comm.clone());
-                self.touches.add(Touch { at_ns, device, task, slot, comm });
+                if let Some(file) = *file {
+                    self.reused(at_ns, file, &mut changes);
+                }
+                if let Some(until_ns) = *untold_until_ns {
+                    self.touches.addresses.lack(*device, until_ns);
+                }
+                let (device, task, slot, file, comm) = (*device, *task, *slot, *file, comm.clone());
+                self.touches.add(Touch { at_ns, device, task, slot, file, comm });
             }
             EventKind::Opening { file, device, task, comm } => {
                 self.opening(&Open { at_ns, key: *file, device: *device, task: *task, comm }, &mut changes);

@@ -58,7 +58,15 @@ impl Ledger {
                 // What was let go of because something new seemed to be there may be what is there.
                 let certain = due.unwrap_or(known.is_none_or(|differs| differs));
                 let slots = exit.table.iter().flat_map(|table| slots(*table, &file.fds)).collect();
-                fresh.push(Fresh { id, device: file.seen.device, slots, referrers: vec![process], certain });
+                fresh.push(Fresh {
+                    id,
+                    key: file.seen.file,
+                    device: file.seen.device,
+                    seen_ns: at_ns,
+                    slots,
+                    referrers: vec![process],
+                    certain,
+                });
             }
             if !exit.may_wait.is_empty() {
                 devices.extend(file.fds.iter().map(|fd| (*fd, id)));

@@ -168,6 +168,8 @@ pub(super) struct FileRecord {
     pub(super) born_ns: u64,
     /// Beginning of the last snapshot that had it.
     pub(super) seen_ns: Option<u64>,
+    /// When that snapshot saw it; 0 where none has had it.
+    pub(super) alive_ns: u64,
     /// The references in that snapshot. Most files have one, and so one holder: that is kept in place.
     pub(super) references: SmallVec<[Via; 1]>,
     /// Ordered by process, each once.
@@ -201,6 +203,7 @@ impl FileRecord {
             opener_due: None,
             born_ns,
             seen_ns: None,
+            alive_ns: 0,
             references: SmallVec::new(),
             held_by: SmallVec::new(),
             droppers: Vec::new(),
@@ -230,7 +233,7 @@ impl FileRecord {
 
     /// The last moment that anything was learnt about it.
     pub(super) fn latest_ns(&self) -> u64 {
-        self.born_ns.max(self.seen_ns.unwrap_or(0)).max(self.state.since_ns().unwrap_or(0))
+        self.born_ns.max(self.alive_ns).max(self.state.since_ns().unwrap_or(0))
     }
 }
 

@@ -5,8 +5,9 @@
 //!
 //! * **Identity.** A file is known by its address and by a number of the ledger's own, which is never given twice:
 //!   addresses are reused at once. A new file is recognised at a known address by the release of the old one (seen, or
-//!   found by a re-check), by another device or identity, or by this: none of its references has stayed since it was last
-//!   seen, and it is where the device was opened since (`openers.rs`).
+//!   found by a re-check), by a touch that tells of it (`addresses.rs`), by another device or identity, or, where touches do
+//!   not tell, by this: none of its references has stayed since it was last seen, and it is where the device was opened
+//!   since (`openers.rs`).
 //! * **Order.** Events may come late, twice, or never. An event about an address from before the file there was born
 //!   is not about that file; a release from before a snapshot that saw the address in use means that there has been a
 //!   new file. Everything that was reported before a snapshot was finished should be applied before it.
@@ -20,6 +21,7 @@
 //!   ([`Bounded`]), processes that no living file names are forgotten after two snapshots, touches and strangers have
 //!   fixed limits.
 
+mod addresses;
 mod apply;
 mod bounded;
 mod dropping;
@@ -30,6 +32,7 @@ mod holding;
 mod lineage;
 mod openers;
 mod opening;
+mod recall;
 mod reconcile;
 mod release;
 mod resolve;
@@ -47,6 +50,7 @@ pub use gap::{GAPS_KEPT, OpenGap};
 pub use lineage::{
     ExitSeen, NAMES_KEPT, NameChange, PARENTS_KEPT, ProcessHistory, Reparenting, SIGNALS_KEPT, SignalSeen,
 };
+pub use recall::Recollection;
 pub use reconcile::Drift;
 pub use view::{FileView, HeldFile, HolderView, Opened, Pending, View};
 
@@ -191,6 +195,7 @@ impl Ledger {
     /// Nothing was recorded from `from_ns` to `noticed_ns`: the tracer was not running, or its hooks were not attached.
     pub fn note_gap(&mut self, from_ns: u64, noticed_ns: u64, cause: GapCause) {
         self.gaps.open(from_ns, noticed_ns, cause);
+        self.touches.addresses.doubt(noticed_ns);
         self.doubt(noticed_ns);
     }
 

@@ -1,6 +1,8 @@
 //! Who opened a file, and whether it is the file that was at its address before: what touches tell where no probe on the
 //! driver's open does.
 //!
+//! * **By address.** Where a touch tells which file the device is opened as, all is known (`addresses.rs`). What follows is
+//!   for touches that do not, and for files that are not told of.
 //! * **By slot.** An open reserves a descriptor before it touches the device. A file in the slot that was reserved was
 //!   opened by that touch, unless that open failed or its file was closed, and another file was put there since.
 //! * **By descent.** A child has its parent's files in the same slots.
@@ -19,13 +21,16 @@ use super::touches::{Asked, Touch, Window};
 use crate::model::change::Change;
 use crate::model::event::Slot;
 use crate::model::hash::Map;
-use crate::model::{DeviceNumber, ProcessId, TableKey, Via};
+use crate::model::{DeviceNumber, FileKey, ProcessId, TableKey, Via};
 
 /// A file whose opener is wanted.
 #[derive(Clone, Debug)]
 pub(super) struct Fresh {
     pub(super) id: u64,
+    pub(super) key: FileKey,
     pub(super) device: DeviceNumber,
+    /// When it was seen.
+    pub(super) seen_ns: u64,
     /// Where it is, in order.
     pub(super) slots: Vec<Slot>,
     /// Who refers to it by descriptor or mapping, in order.
@@ -71,8 +76,16 @@ impl Ledger {
         if fresh.is_empty() || self.touches.is_empty() {
             return;
         }
-        let (mut claims, mut left) = (Vec::new(), Vec::new());
+        let (mut claims, mut left, mut told) = (Vec::new(), Vec::new(), Vec::new());
         for file in fresh {
+            let by_address = self.touches.addresses.opened(file.key, file.device, file.seen_ns);
+            // Where something may have been missed, the file may be a later one.
+            let by_address =
+                by_address.filter(|(touch, sure)| *sure || file.referrers.contains(&touch.task.process));
+            if let Some((touch, sure)) = by_address {
+                told.push((file, touch.clone(), if sure { Certainty::Exact } else { Certainty::Slot }));
+                continue;
+            }
             // What was opened while the look went on may be in it or not.
             let during =
                 |slot: &Slot| self.touches.last_at(*slot).is_some_and(|(_, at_ns)| at_ns > window.until_ns);
@@ -83,10 +96,17 @@ impl Ledger {
             if due.is_some() {
                 continue;
             }
-            match self.claim(file.device, &file.slots, &file.referrers, scope) {
+            match self.claim(file.key, file.device, &file.slots, &file.referrers, scope) {
                 Claim::One(touch) => claims.push((touch, file)),
                 Claim::Several => {}
                 Claim::None => left.push(file),
+            }
+        }
+        for (file, touch, _) in &told {
+            self.touches.take(touch.task.process, touch.device, touch.at_ns);
+            self.touches.addresses.take(file.key, touch.at_ns);
+            if let Some(record) = self.files.get_mut(file.id) {
+                record.opener_due = None;
             }
         }
         claims.sort_by_key(|(touch, file)| (touch.task.process, touch.device, touch.at_ns, file.id));
@@ -103,10 +123,14 @@ impl Ledger {
         }
         self.eliminate(&left, scope, &mut opened);
         let (spare, sure) = (self.touches.spare(window, family), window.sure && !self.touches.forgot(window));
-        opened.sort_by_key(|(id, touch, ..)| (touch.at_ns, *id));
-        for (id, touch, alone, by) in opened {
+        let inferred = opened.into_iter().map(|(id, touch, alone, by)| {
             let exact = sure && alone && touch.at_ns > window.since_ns && !spare.contains_key(&touch.device);
-            let certainty = if exact { Certainty::Exact } else { by };
+            (id, touch, if exact { Certainty::Exact } else { by })
+        });
+        let told = told.into_iter().map(|(file, touch, certainty)| (file.id, touch, certainty));
+        let mut opened: Vec<(u64, Touch, Certainty)> = told.chain(inferred).collect();
+        opened.sort_by_key(|(id, touch, _)| (touch.at_ns, *id));
+        for (id, touch, certainty) in opened {
             self.set_opened(id, touch.task, &touch.comm, touch.at_ns, certainty, changes);
         }
     }
@@ -140,9 +164,9 @@ impl Ledger {
             }
         }
         for ((process, device), mut files) in by_opener {
+            let may_be = |touch: &&Touch| touch.device == device && touch.file.is_none();
             files.sort_unstable_by_key(|(lowest, file)| (lowest.unwrap_or(u32::MAX), file.id));
-            let touched: Vec<Touch> =
-                self.touches.of(process).filter(|touch| touch.device == device).cloned().collect();
+            let touched: Vec<Touch> = self.touches.of(process).filter(may_be).cloned().collect();
             let alone =
                 files.len() == 1 && touched.iter().filter(|touch| touch.at_ns > window.early_ns).count() == 1;
             // What was asked for while the look went on may be of files that the next look shows.
@@ -169,7 +193,10 @@ impl Ledger {
         let touched = |process: ProcessId| {
             let mut touches = self.touches.of(process);
             touches.any(|touch| {
-                touch.device == file.device && touch.slot.is_none() && touch.at_ns <= window.until_ns
+                touch.device == file.device
+                    && touch.slot.is_none()
+                    && touch.file.is_none()
+                    && touch.at_ns <= window.until_ns
             })
         };
         let mut own = file.referrers.iter().copied().filter(|process| touched(*process));
@@ -185,6 +212,7 @@ impl Ledger {
     /// The touch that the slots of a file point to.
     fn claim(
         &self,
+        key: FileKey,
         device: DeviceNumber,
         slots: &[Slot],
         referrers: &[ProcessId],
@@ -218,7 +246,7 @@ impl Ledger {
                 touches.find(|touch| touch.at_ns < child.start_ns)
             },
         );
-        let of_device = |touch: &&Touch| touch.device == device;
+        let of_device = |touch: &&Touch| touch.device == device && touch.fits(key);
         judge(by_slot.filter(of_device).collect(), window)
             .or_else(|| judge(moved.filter(of_device).collect(), window))
             .or_else(|| judge(inherited.filter(of_device).collect(), window))
@@ -246,6 +274,9 @@ impl Ledger {
         scope: Scope<'_>,
     ) -> Sameness {
         let Some(seen_ns) = file.seen_ns else { return Sameness::Same };
+        if !self.touches.addresses.may_lack(file.device, file.latest_ns()) {
+            return Sameness::Same;
+        }
         let after = |at_ns: Option<&u64>| at_ns.is_some_and(|at_ns| *at_ns > seen_ns);
         let touched_without_slot =
             referrers.iter().any(|process| after(asked.without_slot.get(&(*process, file.device))));
@@ -257,7 +288,7 @@ impl Ledger {
         }
         let window = Window { since_ns: seen_ns, ..scope.window };
         let slots: Vec<Slot> = vias.filter_map(slot_of).collect();
-        let another = match self.claim(file.device, &slots, referrers, Scope { window, ..scope }) {
+        let another = match self.claim(file.key, file.device, &slots, referrers, Scope { window, ..scope }) {
             Claim::One(touch) => touch.at_ns > seen_ns,
             Claim::None => touched_without_slot && self.only_strangers(file, referrers, window),
             Claim::Several => false,

@@ -73,10 +73,10 @@ impl Ledger {
         if opening && file.device == open.device {
             return Some(id);
         }
-        if file.device == open.device && file.seen_ns.is_some_and(|seen_ns| seen_ns > open.at_ns) {
+        if file.device == open.device && file.alive_ns > open.at_ns {
             return self.renew(id, open.at_ns, ReleasedHow::Replaced, changes);
         }
-        if file.seen_ns.is_some_and(|seen_ns| seen_ns > open.at_ns) {
+        if file.alive_ns > open.at_ns {
             return None;
         }
         self.release(id, open.at_ns, ReleasedHow::Replaced, changes);

@@ -1,5 +1,7 @@
 //! Taking over a snapshot.
 
+use std::borrow::Cow;
+
 use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
 use super::holding::{Holding, Scene, is_held_by, take_holders};
@@ -14,7 +16,7 @@ use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::{Slot, TaskId};
 use crate::model::hash::Set;
 use crate::model::snapshot::Source;
-use crate::model::{ProcessId, Snapshot, Via};
+use crate::model::{FileKey, OpenFile, ProcessId, Snapshot, Via};
 
 /// Where a snapshot differed from what the ledger had believed, and where it contradicts itself; and what changed.
 ///
@@ -75,6 +77,7 @@ impl Ledger {
             self.drift.add(&drift);
             return drift;
         }
+        let snapshot = &*self.without_the_gone(snapshot);
         let resolved = resolve(snapshot);
         drift.dangling = resolved.dangling;
         let world = World::new(snapshot, &self.tgids(&resolved.holders));
@@ -99,6 +102,21 @@ impl Ledger {
         drift.changes.sort_by_key(|change| change.at_ns);
         self.drift.add(&drift);
         drift
+    }
+
+    /// Leaves out files that have been seen and whose address has been used for another one before the look was over.
+    fn without_the_gone<'a>(&self, snapshot: &'a Snapshot) -> Cow<'a, Snapshot> {
+        let is_gone =
+            |file: &OpenFile| file.seen_ns != 0 && self.touches.addresses.reused(file.key, file.seen_ns);
+        let gone: Set<FileKey> =
+            snapshot.files.iter().filter(|file| is_gone(file)).map(|file| file.key).collect();
+        if gone.is_empty() {
+            return Cow::Borrowed(snapshot);
+        }
+        let mut left = snapshot.clone();
+        left.files.retain(|file| !gone.contains(&file.key));
+        left.references.retain(|reference| !gone.contains(&reference.file));
+        Cow::Owned(left)
     }
 
     /// Thread-group ids of all processes whose tasks will be asked about.
@@ -152,7 +170,7 @@ impl Ledger {
                             likely.insert(index);
                         }
                     } else if is_as_before(file, seen, resolved.vias(seen), holding.of(index)) {
-                        see_again(file, scene.taken_ns);
+                        see_again(file, seen, scene.taken_ns);
                         as_before[index] = true;
                     }
                 }
@@ -170,7 +188,8 @@ impl Ledger {
         });
         for index in &new {
             let seen = &resolved.files[*index];
-            let file = FileRecord::new(seen.key, seen.device, FileState::Open, scene.taken_ns);
+            let born_ns = seen.seen_ns.max(scene.taken_ns);
+            let file = FileRecord::new(seen.key, seen.device, FileState::Open, born_ns);
             ids[*index] = self.files.insert(file);
         }
         let changed = || (0..ids.len()).filter(|index| !as_before[*index]);
@@ -207,7 +226,9 @@ impl Ledger {
                 let seen = &resolved.files[*index];
                 Fresh {
                     id: ids[*index],
+                    key: seen.key,
                     device: seen.device,
+                    seen_ns: seen.seen_ns.max(scene.taken_ns),
                     slots: resolved.vias(seen).filter_map(slot_of).collect(),
                     referrers: referrers(holding.of(*index)).collect(),
                     certain: certain(*index),
@@ -408,10 +429,16 @@ fn is_as_before<'a>(
 }
 
 /// All that [`see`] and [`Ledger::take_holdings`] would do with such a file.
-fn see_again(file: &mut FileRecord, taken_ns: u64) {
-    file.seen_ns = Some(taken_ns);
+fn see_again(file: &mut FileRecord, seen: &ResolvedFile, taken_ns: u64) {
+    note_seen(file, seen, taken_ns);
     (file.announced, file.doubtful, file.checked) = (false, false, false);
     file.last_holder = None;
+}
+
+/// Writes down when a file was seen.
+fn note_seen(file: &mut FileRecord, seen: &ResolvedFile, taken_ns: u64) {
+    file.seen_ns = Some(taken_ns);
+    file.alive_ns = seen.seen_ns.max(taken_ns);
 }
 
 /// Writes down what a snapshot says of a file itself.
@@ -421,7 +448,7 @@ fn see<'a>(
     vias: impl ExactSizeIterator<Item = &'a Via> + Clone,
     scene: &Scene<'_>,
 ) {
-    file.seen_ns = Some(scene.taken_ns);
+    note_seen(file, seen, scene.taken_ns);
     file.count = seen.count;
     if seen.identity != 0 {
         file.identity = seen.identity;

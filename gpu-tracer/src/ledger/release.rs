@@ -59,10 +59,25 @@ impl Ledger {
         if at_ns < file.born_ns {
             return;
         }
-        if file.seen_ns.is_some_and(|seen_ns| seen_ns > at_ns) {
+        if file.alive_ns > at_ns {
             self.renew(id, at_ns, how, changes);
         } else {
             self.release(id, at_ns, how, changes);
+        }
+    }
+
+    /// A device is being opened at this address: what was there is gone.
+    pub(super) fn reused(&mut self, at_ns: u64, key: FileKey, changes: &mut Vec<Change>) {
+        let file = self.files.id_of(key).and_then(|id| self.files.get(id));
+        // What is deferred goes on without the file.
+        if file.is_none_or(|file| matches!(file.state, FileState::Deferred { .. })) {
+            return;
+        }
+        self.release_at(key, at_ns, ReleasedHow::Replaced, changes);
+        // It may have been seen since, as what it was: then who opened it is not known yet.
+        let seen = self.files.id_of(key).and_then(|id| self.files.get_mut(id));
+        if let Some(seen) = seen.filter(|seen| seen.opened.is_none()) {
+            seen.opener_due = Some(true);
         }
     }
 
@@ -77,7 +92,7 @@ impl Ledger {
     ) -> Option<u64> {
         let old = self.files.get(id)?.clone();
         self.release(id, at_ns, how, changes);
-        let born_ns = old.seen_ns.unwrap_or(at_ns);
+        let born_ns = old.alive_ns.max(at_ns);
         let held_by = old
             .held_by
             .iter()

@@ -21,6 +21,8 @@ pub(super) struct ResolvedFile {
     pub(super) device: DeviceNumber,
     pub(super) count: Option<u64>,
     pub(super) identity: u64,
+    /// As [`OpenFile::seen_ns`].
+    pub(super) seen_ns: u64,
     /// Where its references lie in [`Resolved::references`].
     span: Range<usize>,
 }
@@ -115,8 +117,8 @@ pub(super) fn resolve(snapshot: &Snapshot) -> Resolved<'_> {
             holders.credit(files.len(), via, &owners);
         }
         let span = span.range.clone();
-        let OpenFile { key, device, count, identity } = *file;
-        files.push(ResolvedFile { key, device, count, identity, span });
+        let OpenFile { key, device, count, identity, seen_ns } = *file;
+        files.push(ResolvedFile { key, device, count, identity, seen_ns, span });
     }
     let dangling = spans
         .iter()

@@ -5,9 +5,10 @@
 
 use std::collections::VecDeque;
 
+use super::addresses::Addresses;
 use crate::model::event::{Slot, TaskId};
 use crate::model::hash::{Map, Set};
-use crate::model::{DeviceNumber, ProcessId, RawText};
+use crate::model::{DeviceNumber, FileKey, ProcessId, RawText};
 
 /// Touches remembered per process. A CUDA start makes about 30 of each device.
 const TOUCHES_KEPT: usize = 512;
@@ -28,6 +29,8 @@ pub(super) struct Touch {
     pub(super) task: TaskId,
     /// The descriptor reserved for it; `None` for `access(2)`, and where it could not be told.
     pub(super) slot: Option<Slot>,
+    /// The file that the device is opened as, where that could be told.
+    pub(super) file: Option<FileKey>,
     pub(super) comm: RawText,
 }
 
@@ -73,13 +76,23 @@ pub(super) struct Touches {
     /// Who reserved each slot last, and when. Matched ones count, until the next look.
     reserved: Map<Slot, (ProcessId, u64)>,
     /// Per device, the last touch of each of the last [`TOUCHERS_KEPT`] processes that touched it, the latest first. Matched ones
-    /// count.
+    /// count; those that tell of a file do not: they can have led to no other.
     last: Map<DeviceNumber, Vec<(ProcessId, u64)>>,
+    /// Those that tell of a file. Matched ones are not among them.
+    pub(super) addresses: Addresses,
+}
+
+impl Touch {
+    /// Can it have led to the file at this address?
+    pub(super) fn fits(&self, file: FileKey) -> bool {
+        self.file.is_none_or(|own| own == file)
+    }
 }
 
 impl Touches {
     pub(super) fn add(&mut self, touch: Touch) {
         self.note_last(&touch);
+        self.addresses.add(&touch);
         let log = self.logs.entry(touch.task.process).or_default();
         let same = |known: &Touch| known.at_ns == touch.at_ns && known.device == touch.device;
         let at = log.partition_point(|known| known.at_ns <= touch.at_ns);
@@ -101,6 +114,9 @@ impl Touches {
     }
 
     fn note_last(&mut self, touch: &Touch) {
+        if touch.file.is_some() {
+            return;
+        }
         let last = self.last.entry(touch.device).or_default();
         let mut at_ns = touch.at_ns;
         if let Some(known) = last.iter().position(|(by, _)| *by == touch.task.process) {
@@ -133,7 +149,7 @@ impl Touches {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.count == 0
+        self.count == 0 && self.addresses.is_empty()
     }
 
     /// All touches of a process, in order of time.
@@ -150,11 +166,12 @@ impl Touches {
         self.reserved.get(&slot).copied()
     }
 
-    /// What touches up to this moment say of references: of one process, or of all.
+    /// What touches up to this moment say of references: of one process, or of all. Those that tell of a file say it of that
+    /// file alone.
     pub(super) fn asked(&self, by: Option<ProcessId>, until_ns: u64) -> Asked {
         let mut asked = Asked::default();
         let note = |touch: &Touch| {
-            if touch.at_ns > until_ns {
+            if touch.at_ns > until_ns || touch.file.is_some() {
                 return;
             }
             let last = match touch.slot {
@@ -170,14 +187,14 @@ impl Touches {
         asked
     }
 
-    /// Who touched what in this window, or on its verge, and was matched with no file.
+    /// Who touched what in this window, or on its verge, and was matched with no file, and may have been with any.
     ///
     /// With a `family`, only its touches are gone through, and anybody else who touched a device counts as not matched:
     /// what all others have touched would be too much to go through at every exit.
     pub(super) fn spare(&self, window: Window, family: Option<&[ProcessId]>) -> Spare {
         let mut spare = Spare::default();
         let mut add = |touch: &Touch| {
-            if touch.at_ns > window.early_ns && touch.at_ns <= window.until_ns {
+            if touch.file.is_none() && touch.at_ns > window.early_ns && touch.at_ns <= window.until_ns {
                 spare.entry(touch.device).or_default().insert(touch.task.process);
             }
         };
@@ -206,7 +223,11 @@ impl Touches {
         let log = self.logs.get_mut(&process)?;
         let at = log.iter().position(|touch| touch.at_ns == at_ns && touch.device == device)?;
         self.count -= 1;
-        log.remove(at)
+        let touch = log.remove(at)?;
+        if let Some(file) = touch.file {
+            self.addresses.take(file, at_ns);
+        }
+        Some(touch)
     }
 
     /// Takes out the touch of a task that announced an open of which is known when the driver was asked for it.
@@ -245,6 +266,7 @@ impl Touches {
     pub(super) fn retain(&mut self, since_ns: u64, keep: impl Fn(ProcessId) -> bool) {
         self.logs.retain(|process, log| !log.is_empty() && keep(*process));
         self.last.retain(|_, last| last[0].1 > since_ns);
+        self.addresses.retain(since_ns, &keep);
         self.recount();
     }
 }

@@ -194,7 +194,7 @@ impl Ledger {
     }
 
     fn holder_view(&self, holder: &HolderEntry) -> HolderView {
-        let held = holder.held.iter().filter_map(|(id, ways)| {
+        let files = holder.held.iter().filter_map(|(id, ways)| {
             let file = self.files.get(*id)?;
             let held_by = file.holder(holder.process);
             Some(HeldFile {
@@ -210,7 +210,9 @@ impl Ledger {
                 since_ns: held_by.map_or(0, |held| held.since_ns),
             })
         });
-        let held: Vec<HeldFile> = held.collect();
+        // A filter cannot tell how many there are going to be, and a vector that grows leaves holes in the heap.
+        let mut held: Vec<HeldFile> = Vec::with_capacity(holder.held.len());
+        held.extend(files);
         HolderView {
             closing: self.closing(holder.process, &held),
             process: holder.process,
@@ -225,7 +227,7 @@ impl Ledger {
 
 /// The last opener: files next to each other mostly have the same one.
 #[derive(Default)]
-struct Openers<'a> {
+pub(super) struct Openers<'a> {
     last: Option<(&'a OpenRecord, Arc<Identity>)>,
 }
 
@@ -258,14 +260,19 @@ fn file_view<'a>(id: u64, file: &'a FileRecord, openers: &mut Openers<'a>) -> Fi
         unexplained: file.unexplained(),
         unexplained_since_ns: file.unexplained_since_ns,
         driver_pins: file.driver_pins,
-        opened: file.opened.as_ref().map(|opened| Opened {
-            at_ns: opened.at_ns,
-            exact: opened.certainty == Certainty::Exact,
-            opener: openers.of(opened),
-        }),
+        opened: opened(file, openers),
         dropped_by: file.droppers.iter().map(|dropper| dropper.task).collect(),
         last_holder: file.last_holder,
     }
+}
+
+/// The opening of a file, if that was seen.
+pub(super) fn opened<'a>(file: &'a FileRecord, openers: &mut Openers<'a>) -> Option<Opened> {
+    file.opened.as_ref().map(|opened| Opened {
+        at_ns: opened.at_ns,
+        exact: opened.certainty == Certainty::Exact,
+        opener: openers.of(opened),
+    })
 }
 
 /// The opener of a file as it was at open.

@@ -51,6 +51,10 @@ pub enum EventKind {
         access: Access,
         /// Where the descriptor will be, if it is an open and that could be told.
         slot: Option<Slot>,
+        /// The new file, if that could be told: it referred to nothing yet, so whatever was at its address before is gone.
+        file: Option<FileKey>,
+        /// Until when more touches of this device by this process may follow that are not told, ns of boot time.
+        untold_until_ns: Option<u64>,
         /// The name of the task at that moment.
         comm: RawText,
     },

@@ -19,6 +19,8 @@ pub struct OpenFile {
     pub count: Option<u64>,
     /// Tells it from most files that may come to have the same key later. Opaque; 0 where unknown (`/proc` walk).
     pub identity: u64,
+    /// When it was last seen while the snapshot was taken, ns of boot time; 0 where that is not known.
+    pub seen_ns: u64,
 }
 
 /// One reference to a file: to a device file of [`Snapshot::files`], or to a *carrier*, a file that can

@@ -1,6 +1,7 @@
 //! Moments of the wall clock, as the JSON contract writes them.
 
 use std::fmt;
+use std::num::NonZero;
 use std::str::FromStr;
 
 use jiff::Timestamp;
@@ -11,8 +12,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// An answer may have ten thousand of them, so they are kept as a number and written without any help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WallTime {
-    /// Unix time, ms; within [`WallTime::FIRST`] and [`WallTime::LAST`].
-    ms: i64,
+    /// One more than the ms since the year 0: never zero, so that an optional moment takes no more room.
+    since_year_0: NonZero<u64>,
 }
 
 /// Length of the text.
@@ -20,37 +21,42 @@ const LENGTH: usize = "2026-11-29T15:02:11.123Z".len();
 const MS_PER_DAY: i64 = 86_400_000;
 const NS_PER_MS: i64 = 1_000_000;
 
-impl WallTime {
-    /// The first one whose year has four digits and no sign: 0000-01-01.
-    pub const FIRST: Self = Self { ms: -62_167_219_200_000 };
-    /// The end of time for [`Timestamp`] as well.
-    pub const LAST: Self = Self { ms: 253_402_207_200_999 };
+/// Unix time of the first moment whose year has four digits and no sign, 0000-01-01, ms.
+const FIRST_MS: i64 = -62_167_219_200_000;
+/// And of the last; the end of time for [`Timestamp`] as well.
+const LAST_MS: i64 = 253_402_207_200_999;
 
+impl WallTime {
     /// From Unix time, ns; what is out of range becomes the nearest that is not.
     #[must_use]
     pub fn from_unix_ns(ns: i128) -> Self {
         let ms = match i64::try_from(ns) {
             // Most of a division of 128 bits would be wasted.
             Ok(ns) => ns.div_euclid(NS_PER_MS),
-            Err(_) => i64::try_from(ns.div_euclid(NS_PER_MS.into())).unwrap_or(if ns < 0 {
-                i64::MIN
-            } else {
-                i64::MAX
-            }),
+            Err(_) => {
+                let furthest = if ns < 0 { FIRST_MS } else { LAST_MS };
+                i64::try_from(ns.div_euclid(NS_PER_MS.into())).unwrap_or(furthest)
+            }
         };
-        Self { ms: ms.clamp(Self::FIRST.ms, Self::LAST.ms) }
+        let since_year_0 = (ms.clamp(FIRST_MS, LAST_MS) - FIRST_MS).unsigned_abs();
+        Self { since_year_0: NonZero::<u64>::MIN.saturating_add(since_year_0) }
+    }
+
+    fn unix_ms(self) -> i64 {
+        (self.since_year_0.get() - 1).cast_signed() + FIRST_MS
     }
 
     /// The same for calculations.
     #[must_use]
     pub fn timestamp(self) -> Timestamp {
-        Timestamp::from_millisecond(self.ms).unwrap_or(Timestamp::MAX)
+        Timestamp::from_millisecond(self.unix_ms()).unwrap_or(Timestamp::MAX)
     }
 
     /// Its text, ASCII.
     #[must_use]
     pub fn text(self) -> [u8; LENGTH] {
-        let (days, mut left) = (self.ms.div_euclid(MS_PER_DAY), self.ms.rem_euclid(MS_PER_DAY));
+        let (ms, days) = (self.unix_ms().rem_euclid(MS_PER_DAY), self.unix_ms().div_euclid(MS_PER_DAY));
+        let mut left = ms;
         let (year, month, day) = civil(days);
         let mut text = *b"0000-00-00T00:00:00.000Z";
         let mut put = |from: usize, digits: usize, mut number: i64| {
@@ -139,11 +145,11 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 20_000, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_moment_is_written_as_the_library_for_times_does_it(ms in WallTime::FIRST.ms..=WallTime::LAST.ms, ns in 0..NS_PER_MS) {
+        fn any_moment_is_written_as_the_library_for_times_does_it(ms in FIRST_MS..=LAST_MS, ns in 0..NS_PER_MS) {
             let moment = Timestamp::from_nanosecond(i128::from(ms) * i128::from(NS_PER_MS) + i128::from(ns))
                 .unwrap_or(Timestamp::MAX);
             let wall = WallTime::from(moment);
-            prop_assert_eq!(wall.to_string(), format!("{:.3}", wall.timestamp()));
+            prop_assert_eq!(wall.to_string(), format!("{moment:.3}"));
             prop_assert_eq!(wall.to_string().parse::<WallTime>().unwrap(), wall);
             prop_assert_eq!(serde_json::to_string(&wall).unwrap(), format!("\"{wall}\""));
         }

@@ -138,6 +138,8 @@ pub struct Iterators {
     wanted: Wanted,
     carriers: HashMap<MapData, u64, u8>,
     subjects: Subjects,
+    /// Records of the last snapshot: so much room the next will need.
+    pub(super) records: usize,
     pub(super) modules: ModuleCounts,
     _ebpf: Ebpf,
 }
@@ -211,6 +213,7 @@ impl Iterators {
             wanted: Wanted::take(|map| take(&mut ebpf, map))?,
             carriers: HashMap::try_from(take(&mut ebpf, "CARRIERS")?).map_err(on("CARRIERS"))?,
             subjects: Subjects::map(take(&mut ebpf, "SUBJECTS")?)?,
+            records: 0,
             modules: ModuleCounts::new(Path::new("/")),
             _ebpf: ebpf,
         };

@@ -124,6 +124,8 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
         css_set_dfl_cgrp: may("css_set", "dfl_cgrp"),
         cgroup_kn: may("cgroup", "kn"),
         kernfs_node_id: may("kernfs_node", "id"),
+        task_cred: may("task_struct", "cred"),
+        task_nameidata: may("task_struct", "nameidata"),
         // The arguments of a tracepoint are not in BTF; what it prints is, and changed together with them.
         exit_says_group_dead: u32::from(
             btf.field("trace_event_raw_sched_process_exit", "group_dead").is_ok(),

@@ -197,6 +197,7 @@ mod tests {
             at,
             end,
             identity: 1,
+            seen_ns: 0,
         }
     }
 

@@ -91,7 +91,8 @@ impl ByFile {
                     }
                     let own = u64::from(counted_by_iterator && hold.header.kind == HOLD_FD);
                     let count = (hold.count != u64::MAX).then(|| hold.count.saturating_sub(own));
-                    let seen = OpenFile { key, device, count, identity: hold.identity };
+                    let (identity, seen_ns) = (hold.identity, hold.seen_ns);
+                    let seen = OpenFile { key, device, count, identity, seen_ns };
                     match files.get_mut(first_file) {
                         Some(known) => *known = later(known, seen, counted_by_iterator),
                         None => files.push(seen),
@@ -112,8 +113,9 @@ impl ByFile {
     }
 }
 
-/// Of several records of a file the last is the latest.
+/// Of several records of a file the last is the latest, but for passes that go on at the same time.
 fn later(known: &OpenFile, seen: OpenFile, counted_by_iterator: bool) -> OpenFile {
+    let seen = OpenFile { seen_ns: seen.seen_ns.max(known.seen_ns), ..seen };
     if counted_by_iterator {
         // The iterator's own reference may be seen by the look at mappings as well, which goes on at the same time.
         OpenFile { count: seen.count.into_iter().chain(known.count).min(), ..seen }
@@ -183,6 +185,7 @@ mod tests {
             at,
             end: 0,
             identity: 7,
+            seen_ns: 5,
         }
     }
 
@@ -197,7 +200,13 @@ mod tests {
         let foreign = HoldRecord { rdev: 195 << 20 | 1, ..fd(1, 1, 8) };
         let holds = [fd(9, 1, 5), fd(4, 1, 3), fd(9, 3, 4), foreign, again, socket];
         let (files, references) = ByFile::new(holds.to_vec()).assemble(&devices(), false);
-        let file = |key, count| OpenFile { key: FileKey(key), device: GPU0, count: Some(count), identity: 7 };
+        let file = |key, count| OpenFile {
+            key: FileKey(key),
+            device: GPU0,
+            count: Some(count),
+            identity: 7,
+            seen_ns: 5,
+        };
         assert_eq!(files, [file(9, 2), file(4, 1)]);
         let at = |file, fd| Reference { file: FileKey(file), via: Via::Fd { table: TableKey(50), fd } };
         let in_flight = Via::InFlight { socket: FileKey(70), inode: 1, slot: 0 };

@@ -32,7 +32,8 @@ impl Iterators {
         let taken_ns = boot_now();
         let counts = self.modules.begin();
         let mut missing = Vec::new();
-        let mut holds = Vec::new();
+        // And some more, so that a few that are new make no difference.
+        let mut holds = Vec::with_capacity(self.records + self.records / 8);
         self.want(devices)?;
         self.start(mode::DEVICES, |_| ())?;
         let mappings = self.begin_mappings()?;
@@ -42,6 +43,7 @@ impl Iterators {
         self.pass_rings(&mut holds, &mut missing)?;
         self.pass_carriers(&mut holds, &mut missing, within)?;
         let owners = self.pass_driver_pins(&mut holds)?;
+        self.records = holds.len();
         let holds = self.pass_file_mappings(holds)?;
         let (files, references) = holds.assemble(devices, self.task_files.is_some());
         let modules = self.modules.end(&counts, &owners, devices);
@@ -139,18 +141,17 @@ impl Iterators {
         };
         let mut namespaces = netns::of_tasks(tasks).into_iter();
         let open = move || {
-            let namespace = namespaces.next()?;
-            Some(
-                namespace
-                    .enter()
-                    .map_err(|error| {
-                        io::Error::new(
-                            error.kind(),
-                            format!("network namespace {}: {error}", namespace.inode),
-                        )
-                    })
-                    .and_then(|()| sys::open_iterator(link.as_fd()).map_err(io::Error::other)),
-            )
+            loop {
+                let namespace = namespaces.next()?;
+                match namespace.enter() {
+                    Ok(true) => return Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other)),
+                    Ok(false) => {}
+                    Err(error) => {
+                        let why = format!("network namespace {}: {error}", namespace.inode);
+                        return Some(Err(io::Error::new(error.kind(), why)));
+                    }
+                }
+            }
         };
         let reading = Self::begin("unix", open)?;
         match self.finish(reading, within, holds) {

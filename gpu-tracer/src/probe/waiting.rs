@@ -245,7 +245,7 @@ mod tests {
             taken_ns: 1,
             source: Source::Iterators,
             tasks: vec![task(10, TaskState::Running), task(caller, state)],
-            files: vec![OpenFile { key: file, device, count: Some(2), identity: 0 }],
+            files: vec![OpenFile { key: file, device, count: Some(2), identity: 0, seen_ns: 0 }],
             references: vec![Reference { file, via: Via::Fd { table, fd: 5 } }],
             missing: Vec::new(),
             modules: ModuleUses::default(),

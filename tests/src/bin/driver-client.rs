@@ -4,6 +4,7 @@
 //! driver-client hold DEVICE...      opens them, one after another, says "open", and waits for the end of its input; maps a page
 //!                                   of the first at each line that says "map"
 //! driver-client pairs N FILE        opens and closes a file N times; prints how many ns one pair took
+//! driver-client events N            makes and closes a file that is nobody's device (eventfd) N times; the same
 //! driver-client calls N             makes N system calls that do nothing; prints how many ns one took
 //! ```
 //!
@@ -44,17 +45,23 @@ fn run(arguments: &[String]) -> Result<()> {
             println!("{}", median_ns(times.parse().context("N")?, open)?);
             Ok(())
         }
+        ["events", times] => {
+            let make = || {
+                rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map(drop).context("eventfd")
+            };
+            println!("{}", median_ns(times.parse().context("N")?, make)?);
+            Ok(())
+        }
         ["calls", times] => {
-            // SAFETY: takes nothing and cannot fail. By number, lest a library keeps the answer.
             let call = || {
-                // SAFETY: takes nothing and has no effects.
+                // SAFETY: takes nothing and cannot fail. By number, lest a library keeps the answer.
                 unsafe { libc::syscall(libc::SYS_getppid) };
                 Ok(())
             };
             println!("{}", median_ns(times.parse().context("N")?, call)?);
             Ok(())
         }
-        _ => bail!("usage: driver-client hold DEVICE... | pairs N FILE | calls N"),
+        _ => bail!("usage: driver-client hold DEVICE... | pairs N FILE | events N | calls N"),
     }
 }
 

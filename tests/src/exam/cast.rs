@@ -6,10 +6,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::model::{Entry, Id, Mapped, Model, Object};
+use super::compare::Family;
+use super::model::{Entry, Id, Mapped, Model, Object, Sharing};
 use super::moment;
 use super::step::{Kind, Step, pick};
 use crate::harness::Device;
+use crate::proc;
 use crate::worker::{Order, Reply, Spawn, Worker};
 
 const PAGE: usize = 4096;
@@ -25,17 +27,25 @@ const MOST_TASKS: usize = 6;
 /// Where `dup2` goes when it replaces nothing: above whatever else is open.
 const HIGH: u64 = 900;
 
+fn started(worker: &Worker) -> Result<u64> {
+    proc::started(worker.pid)?.with_context(|| format!("worker {} is gone", worker.pid))
+}
+
 /// The workers and what they hold.
 #[derive(Debug)]
 pub struct Cast {
     /// What must be so.
     pub model: Model,
     /// Every PID there was since the last question. Those that ended before that may be anybody's by now.
-    pub family: BTreeSet<u32>,
+    pub family: Family,
     /// What was done, in words.
     pub log: Vec<String>,
-    workers: BTreeMap<Id, Worker>,
-    nodes: Vec<(PathBuf, String)>,
+    pub(super) workers: BTreeMap<Id, Worker>,
+    pub(super) nodes: Vec<(PathBuf, String)>,
+    /// Processes whose root is the directory of the nodes.
+    pub(super) rooted: BTreeSet<Id>,
+    /// Tasks of processes that share memory: they can close and end, and no more.
+    bare: BTreeSet<Id>,
     first: Id,
     most_processes: usize,
 }
@@ -54,10 +64,12 @@ impl Cast {
         let first = model.start(worker.pid);
         Ok(Self {
             model,
-            family: BTreeSet::from([worker.pid]),
+            family: Family::from([(worker.pid, started(&worker)?)]),
             log: Vec::new(),
             workers: BTreeMap::from([(first, worker)]),
             nodes: device.nodes().map(|(path, name)| (path.to_owned(), name.to_owned())).collect(),
+            rooted: BTreeSet::new(),
+            bare: BTreeSet::new(),
             first,
             most_processes,
         })
@@ -66,7 +78,8 @@ impl Cast {
     /// A question was asked about all that is so far, and the answer was right.
     pub fn asked(&mut self) {
         self.model.asked();
-        self.family = self.model.processes.values().map(|process| process.pid).collect();
+        let living: BTreeSet<u32> = self.model.processes.values().map(|process| process.pid).collect();
+        self.family.retain(|pid, _| living.contains(pid));
     }
 
     /// Ends all processes and waits until they are gone.
@@ -85,11 +98,15 @@ impl Cast {
         let tasks: Vec<Id> = self.model.tasks.keys().copied().collect();
         let task = pick(&tasks, step.choice[0]).context("the first worker never ends")?;
         self.model.next_step();
+        if self.bare.contains(&task) && !matches!(step.kind, Kind::Close | Kind::Exit | Kind::Kill) {
+            return Ok(false);
+        }
         let done = match step.kind {
             Kind::Open | Kind::Dup | Kind::Dup2 | Kind::Close | Kind::Take => self.on_descriptors(task, step),
             Kind::Map | Kind::Unmap | Kind::Split | Kind::Remap => self.on_mappings(task, step),
             Kind::SocketPair | Kind::Send | Kind::Receive | Kind::Drop => self.on_sockets(task, step),
-            Kind::Fork | Kind::ShareTable | Kind::Thread => self.make(task, step.kind),
+            Kind::Fork | Kind::ShareTable | Kind::ShareMemory | Kind::Thread => self.make(task, step),
+            Kind::Rename | Kind::ChangeRoot | Kind::Namespace => self.move_to(task, step),
             Kind::Unshare | Kind::Exec | Kind::EndThread | Kind::Exit | Kind::Kill => {
                 self.change(task, step.kind)
             }
@@ -97,11 +114,11 @@ impl Cast {
         done.with_context(|| format!("task {task} at {:?}", step.kind))
     }
 
-    fn worker(&self, task: Id) -> Result<&Worker> {
+    pub(super) fn worker(&self, task: Id) -> Result<&Worker> {
         self.workers.get(&task).with_context(|| format!("no worker plays task {task}"))
     }
 
-    fn note(&mut self, task: Id, what: &str) {
+    pub(super) fn note(&mut self, task: Id, what: &str) {
         let who = match self.workers.get(&task) {
             Some(worker) if worker.tid == worker.pid => format!("{}", worker.pid),
             Some(worker) => format!("{}/{}", worker.pid, worker.tid),
@@ -163,6 +180,7 @@ impl Cast {
     fn open(&mut self, task: Id, which: u64, how: u64) -> Result<String> {
         // Mostly the one that can be mapped.
         let (path, name) = self.nodes[if which.is_multiple_of(4) { self.nodes.len() - 1 } else { 0 }].clone();
+        let path = self.as_seen_by(task, path);
         let cloexec = how.is_multiple_of(2);
         let flags = libc::O_RDWR | if cloexec { libc::O_CLOEXEC } else { 0 };
         let begun = moment::now();
@@ -307,9 +325,9 @@ impl Cast {
         Ok(true)
     }
 
-    fn make(&mut self, task: Id, kind: Kind) -> Result<bool> {
-        if kind == Kind::Thread {
-            let process = self.model.tasks[&task].process;
+    fn make(&mut self, task: Id, step: &Step) -> Result<bool> {
+        let process = self.model.tasks[&task].process;
+        if step.kind == Kind::Thread {
             if self.model.tasks_of(process).len() >= MOST_TASKS {
                 return Ok(false);
             }
@@ -322,22 +340,36 @@ impl Cast {
         if self.model.processes.len() >= self.most_processes {
             return Ok(false);
         }
-        let sharing = kind == Kind::ShareTable;
-        let spawn = if sharing { Spawn::SharingTable } else { Spawn::Process };
-        let worker = self.worker(task)?.spawn(spawn)?;
-        self.note(
-            task,
-            &format!("{} = {}", if sharing { "clone(CLONE_FILES)" } else { "fork()" }, worker.pid),
-        );
-        self.family.insert(worker.pid);
-        let child = self.model.fork(task, worker.pid, sharing);
+        let memory = step.kind == Kind::ShareMemory;
+        let table = step.kind == Kind::ShareTable || memory && step.choice[2].is_multiple_of(2);
+        let (spawn, how) = match (memory, table) {
+            (true, true) => (Spawn::SharingMemory { table }, "clone(CLONE_VM | CLONE_FILES)"),
+            (true, false) => (Spawn::SharingMemory { table }, "clone(CLONE_VM)"),
+            (false, true) => (Spawn::SharingTable, "clone(CLONE_FILES)"),
+            (false, false) => (Spawn::Process, "fork()"),
+        };
+        let maker = self.worker(task)?;
+        // It goes on with the thread-local storage of its maker, and only a leader's stays for as long as the memory.
+        if memory && maker.tid != maker.pid {
+            return Ok(false);
+        }
+        let worker = maker.spawn(spawn)?;
+        self.note(task, &format!("{how} = {}", worker.pid));
+        self.family.insert(worker.pid, started(&worker)?);
+        let child = self.model.fork(task, worker.pid, Sharing { table, memory });
         self.workers.insert(child, worker);
+        if memory {
+            self.bare.insert(child);
+        }
+        if self.rooted.contains(&process) {
+            self.rooted.insert(self.model.tasks[&child].process);
+        }
         Ok(true)
     }
 
     fn change(&mut self, task: Id, kind: Kind) -> Result<bool> {
         let process = self.model.tasks[&task].process;
-        if self.model.tasks.get(&self.first).is_some_and(|first| first.process == process) {
+        if self.is_first(process) {
             return Ok(false);
         }
         match kind {
@@ -346,6 +378,8 @@ impl Cast {
                 self.note(task, "unshare(CLONE_FILES)");
                 self.model.unshare(task);
             }
+            // Below another root there is no program that could be executed.
+            Kind::Exec if self.rooted.contains(&process) => return Ok(false),
             Kind::Exec => {
                 self.note(task, "execve()");
                 self.worker(task)?.exec()?;
@@ -375,6 +409,11 @@ impl Cast {
             }
         }
         Ok(true)
+    }
+
+    /// Is it the one that all others descend from, and that never ends?
+    pub(super) fn is_first(&self, process: Id) -> bool {
+        self.model.tasks.get(&self.first).is_some_and(|first| first.process == process)
     }
 
     fn bury(&mut self, process: Id) {

@@ -2,10 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::model::{Expected, ExpectedFile};
+use super::expected::{Expected, ExpectedFile};
 use super::numbers::Numbers;
-use crate::harness::{Answer, HeldFile, Missing};
+use crate::harness::{Answer, HeldFile, Holder, Missing};
 use crate::truth::Counts;
+
+/// Our processes: PIDs, and when each was started, in hundredths of a second of boot time. PIDs are used again.
+pub type Family = BTreeMap<u32, u64>;
+
+/// A hundredth of a second.
+const TICK_NS: u64 = 10_000_000;
+
+fn is_ours(holder: &Holder, family: &Family) -> bool {
+    family.get(&holder.pid) == Some(&(holder.start_ns / TICK_NS))
+}
 
 /// An open file as an answer shows it.
 pub(super) struct Shown<'a> {
@@ -29,7 +39,7 @@ pub struct Differences {
 pub fn differences(
     expected: &Expected,
     answer: &Answer,
-    family: &BTreeSet<u32>,
+    family: &Family,
     numbers: Option<&mut Numbers>,
 ) -> Differences {
     let mut found = Vec::new();
@@ -61,10 +71,10 @@ pub fn differences(
 }
 
 /// Does the text name one of these processes? Half-way through an exit may be anybody on this host.
-fn names(text: &str, family: &BTreeSet<u32>) -> bool {
+fn names(text: &str, family: &Family) -> bool {
     text.split(|c: char| !c.is_ascii_digit())
         .filter_map(|word| word.parse().ok())
-        .any(|pid| family.contains(&pid))
+        .any(|pid| family.contains_key(&pid))
 }
 
 /// Takes out files that nobody is said to hold and of which it is only not known yet whether they are released.
@@ -78,9 +88,14 @@ fn take_lingering(shown: &mut BTreeMap<u64, Shown<'_>>) -> Vec<String> {
         .collect()
 }
 
-fn compare_holders(expected: &Expected, answer: &Answer, family: &BTreeSet<u32>, found: &mut Vec<String>) {
+fn compare_holders(expected: &Expected, answer: &Answer, family: &Family, found: &mut Vec<String>) {
+    for holder in answer.report.holders.iter().filter(|holder| is_ours(holder, family)) {
+        if let Some(name) = expected.names.get(&holder.pid).filter(|name| **name != holder.comm) {
+            found.push(format!("process {} is called {:?}, should be {name:?}", holder.pid, holder.comm));
+        }
+    }
     let mut totals: BTreeMap<u32, BTreeMap<String, (Counts, BTreeSet<u64>)>> = BTreeMap::new();
-    for holder in answer.report.holders.iter().filter(|holder| family.contains(&holder.pid)) {
+    for holder in answer.report.holders.iter().filter(|holder| is_ours(holder, family)) {
         for device in &holder.devices {
             let of_process = totals.entry(holder.pid).or_default();
             let (counts, files) = of_process.entry(device.device.clone()).or_default();
@@ -128,17 +143,20 @@ fn words(devices: Option<&BTreeMap<String, Counts>>) -> String {
     parts.join("; ")
 }
 
-/// The files that processes of the family refer to or have opened, by number, with who refers to them.
-fn files_of<'a>(answer: &'a Answer, family: &BTreeSet<u32>) -> BTreeMap<u64, Shown<'a>> {
+/// The files that processes of the family refer to, or have opened and nobody refers to, by number, with who refers to them.
+fn files_of<'a>(answer: &'a Answer, family: &Family) -> BTreeMap<u64, Shown<'a>> {
     let mut referrers: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
     for holder in &answer.report.holders {
         for file in holder.devices.iter().flat_map(|device| &device.files) {
             referrers.entry(*file).or_default().insert(holder.pid);
         }
     }
+    let ours = answer.report.holders.iter().filter(|holder| is_ours(holder, family));
+    let ours: BTreeSet<u32> = ours.map(|holder| holder.pid).collect();
+    // Who opened it counts only where nobody holds it: a PID of ours may have been somebody else's before.
     let is_ours = |file: &HeldFile, pids: &BTreeSet<u32>| {
-        pids.iter().any(|pid| family.contains(pid))
-            || file.opener.as_ref().is_some_and(|opener| family.contains(&opener.pid))
+        !pids.is_disjoint(&ours)
+            || pids.is_empty() && file.opener.as_ref().is_some_and(|opener| family.contains_key(&opener.pid))
     };
     answer
         .report

@@ -1,7 +1,7 @@
 //! The exam that finds what nobody listed: random steps by real processes, and an answer about every reference.
 //!
 //! A seed gives a sequence of [`step::Step`]s. [`cast::Cast`] has real workers carry them out and tells the
-//! [`model::Model`] what happened; from it follows what must be so. After every burst of steps the tracer is asked
+//! [`model::Model`] what happened; from it follows what must be so ([`expected`]). After every burst of steps the tracer is asked
 //! ([`question`]), alone and through a daemon, and every difference is a finding. [`sitting`] then looks for the fewest
 //! steps that still show it.
 //!
@@ -12,6 +12,7 @@
 
 pub mod cast;
 pub mod compare;
+pub mod expected;
 pub mod model;
 pub mod moment;
 pub mod numbers;
@@ -19,5 +20,6 @@ pub mod question;
 pub mod random;
 pub mod sitting;
 pub mod step;
+mod surroundings;
 
 pub use sitting::{Outcome, Settings, examine};

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::c_int;
 
 use super::moment::Milliseconds;
-use crate::truth::Counts;
 
 const PAGE: usize = 4096;
 
@@ -63,7 +62,7 @@ pub struct Task {
 }
 
 /// A thread group.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Process {
     /// On the host.
     pub pid: u32,
@@ -71,27 +70,38 @@ pub struct Process {
     pub memory: Id,
     /// The process that forked it.
     pub parent: Option<Id>,
+    /// The name that its leader has taken since it was forked, or has replaced its program.
+    pub name: Option<String>,
+}
+
+/// What a new process shares with the one that makes it, instead of a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sharing {
+    /// The fd table (`CLONE_FILES`).
+    pub table: bool,
+    /// The address space (`CLONE_VM`).
+    pub memory: bool,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Socket {
+pub(super) struct Socket {
     peer: Id,
     /// Messages, each with the step in which it was sent.
-    queue: VecDeque<(u64, Vec<Id>)>,
+    pub(super) queue: VecDeque<(u64, Vec<Id>)>,
 }
 
 #[derive(Clone, Debug)]
-struct Opened {
-    device: String,
-    opener: u32,
+pub(super) struct Opened {
+    pub(super) device: String,
+    pub(super) opener: u32,
     /// In which step.
-    step: u64,
+    pub(super) step: u64,
     /// Between these moments.
-    between: (Milliseconds, Milliseconds),
-    /// See [`ExpectedFile::likely`]; ever since it was opened.
-    likely: BTreeSet<u32>,
+    pub(super) between: (Milliseconds, Milliseconds),
+    /// See [`ExpectedFile::likely`](super::expected::ExpectedFile::likely); ever since it was opened.
+    pub(super) likely: BTreeSet<u32>,
     /// The last step in which one of them opened something where this came to be.
-    reopened: u64,
+    pub(super) reopened: u64,
 }
 
 /// A device was opened at a descriptor. Remembered for ever: the slot may seem to hold that file later.
@@ -112,52 +122,16 @@ pub struct Model {
     pub tasks: BTreeMap<Id, Task>,
     /// Live processes.
     pub processes: BTreeMap<Id, Process>,
-    tables: BTreeMap<Id, BTreeMap<c_int, Entry>>,
-    memories: BTreeMap<Id, Vec<Mapped>>,
-    sockets: BTreeMap<Id, Socket>,
-    files: BTreeMap<Id, Opened>,
+    pub(super) tables: BTreeMap<Id, BTreeMap<c_int, Entry>>,
+    pub(super) memories: BTreeMap<Id, Vec<Mapped>>,
+    pub(super) sockets: BTreeMap<Id, Socket>,
+    pub(super) files: BTreeMap<Id, Opened>,
     opens: Vec<SlotOpened>,
     parents: BTreeMap<Id, Id>,
     step: u64,
     /// The last step before the last question.
-    asked: u64,
+    pub(super) asked: u64,
     last: Id,
-}
-
-/// What an answer must say.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Expected {
-    /// By PID and device.
-    pub holders: BTreeMap<u32, BTreeMap<String, Counts>>,
-    /// By the model's number.
-    pub files: BTreeMap<Id, ExpectedFile>,
-}
-
-/// What an answer must say of one open file.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ExpectedFile {
-    /// Device name.
-    pub device: String,
-    /// The kernel's count.
-    pub references: u64,
-    /// Who refers to it in any way.
-    pub pids: BTreeSet<u32>,
-    /// Who opened it.
-    pub opener: u32,
-    /// Between which moments.
-    pub opened: (Milliseconds, Milliseconds),
-    /// Who may seem to have opened it to somebody who sees which descriptors were opened and where files are: in the same
-    /// slot of the same table, or of a process or one of its ancestors, somebody had opened the same device.
-    pub likely: BTreeSet<u32>,
-    /// It has a reference that it had at the last question already. If so, it can be known again.
-    pub stays: bool,
-    /// Since the last question, one of `likely` became so: it may seem to be another file at the same address.
-    pub reopened: bool,
-    /// It was opened since the last question.
-    pub fresh: bool,
-    /// Its only reference is the descriptor that it was opened as. If so, and if it is fresh, it can be seen to be new even
-    /// at an address that was in use.
-    pub unmoved: bool,
 }
 
 impl Model {
@@ -186,7 +160,7 @@ impl Model {
 
     fn process(&mut self, pid: u32, table: Id, memory: Id, parent: Option<Id>) -> Id {
         let (process, task) = (self.id(), self.id());
-        self.processes.insert(process, Process { pid, memory, parent });
+        self.processes.insert(process, Process { pid, memory, parent, name: None });
         self.parents.extend(parent.map(|parent| (process, parent)));
         self.tasks.insert(task, Task { process, table });
         task
@@ -321,12 +295,16 @@ impl Model {
     }
 
     /// A task has forked a process with this PID; returns the child's task.
-    pub fn fork(&mut self, task: Id, pid: u32, sharing_table: bool) -> Id {
-        let memory = self.id();
-        let since = self.step;
-        let mapped = self.memory(task).iter().map(|mapped| Mapped { since, ..*mapped }).collect();
-        self.memories.insert(memory, mapped);
-        let table = if sharing_table { self.tasks[&task].table } else { self.copy_of_table(task) };
+    pub fn fork(&mut self, task: Id, pid: u32, sharing: Sharing) -> Id {
+        let memory = if sharing.memory {
+            self.processes[&self.tasks[&task].process].memory
+        } else {
+            let (memory, since) = (self.id(), self.step);
+            let mapped = self.memory(task).iter().map(|mapped| Mapped { since, ..*mapped }).collect();
+            self.memories.insert(memory, mapped);
+            memory
+        };
+        let table = if sharing.table { self.tasks[&task].table } else { self.copy_of_table(task) };
         let child = self.process(pid, table, memory, Some(self.tasks[&task].process));
         self.note_places(table);
         child
@@ -367,9 +345,22 @@ impl Model {
         self.tasks.retain(|task, _| !others.contains(task));
         self.tasks.insert(task, Task { process, table });
         self.note_places(table);
-        self.processes.entry(process).and_modify(|known| known.memory = memory);
+        self.processes.entry(process).and_modify(|known| (known.memory, known.name) = (memory, None));
         self.sweep();
         others
+    }
+
+    /// The leader of a process has taken a name.
+    pub fn rename(&mut self, process: Id, name: &str) {
+        self.processes.entry(process).and_modify(|known| known.name = Some(name.to_owned()));
+    }
+
+    /// Has a task no socket, and no other task its table? So whoever has a socket lives where it was made.
+    #[must_use]
+    pub fn may_move(&self, task: Id) -> bool {
+        let table = self.tasks[&task].table;
+        let alone = self.tasks.values().filter(|other| other.table == table).count() == 1;
+        alone && self.table(task).values().all(|entry| entry.file().is_some())
     }
 
     /// The live tasks of a process.
@@ -413,40 +404,6 @@ impl Model {
         self.files.retain(|file, _| files.contains(file));
     }
 
-    /// What an answer must say now.
-    #[must_use]
-    pub fn expected(&mut self) -> Expected {
-        self.sweep();
-        let mut expected = Expected::default();
-        for (file, opened) in &self.files {
-            let Opened { device, opener, step, between, likely, reopened } = opened.clone();
-            let (reopened, fresh) = (reopened > self.asked, step > self.asked);
-            let file_expected = ExpectedFile {
-                device,
-                opener,
-                opened: between,
-                likely,
-                reopened,
-                fresh,
-                ..ExpectedFile::default()
-            };
-            expected.files.insert(*file, file_expected);
-        }
-        for (file, since) in self.references() {
-            let known = expected.files.entry(file).or_default();
-            known.references += 1;
-            known.stays |= since <= self.asked;
-        }
-        for (file, opened) in &self.files {
-            let known = expected.files.entry(*file).or_default();
-            known.unmoved = known.references == 1 && self.references().any(|one| one == (*file, opened.step));
-        }
-        for (id, process) in &self.processes {
-            self.expect_of(*id, process, &mut expected);
-        }
-        expected
-    }
-
     /// A file has come to a slot: whoever has opened the same device there, in this table or in one that this comes from.
     fn note_place(&mut self, table: Id, fd: c_int, file: Id) {
         let Some(known) = self.files.get_mut(&file) else { return };
@@ -466,47 +423,6 @@ impl Model {
         let entries = self.tables.get(&table).into_iter().flatten();
         let places: Vec<(c_int, Id)> = entries.filter_map(|(fd, entry)| Some((*fd, entry.file()?))).collect();
         places.into_iter().for_each(|(fd, file)| self.note_place(table, fd, file));
-    }
-
-    /// Every reference: the file that it refers to, and since which step.
-    fn references(&self) -> impl Iterator<Item = (Id, u64)> {
-        let by_fd = self.tables.values().flat_map(BTreeMap::values);
-        let by_fd = by_fd.filter_map(|entry| Some((entry.file()?, entry.since)));
-        let by_mapping = self.memories.values().flatten().map(|mapped| (mapped.file, mapped.since));
-        let messages = self.sockets.values().flat_map(|socket| &socket.queue);
-        let in_flight = messages.flat_map(|(since, files)| files.iter().map(move |file| (*file, *since)));
-        by_fd.chain(by_mapping).chain(in_flight)
-    }
-
-    fn expect_of(&self, id: Id, process: &Process, expected: &mut Expected) {
-        let mut devices: BTreeMap<String, (Counts, BTreeSet<Id>)> = BTreeMap::new();
-        let mut count = |file: Id, which: fn(&mut Counts) -> &mut u64| {
-            let (counts, files) = devices.entry(self.files[&file].device.clone()).or_default();
-            *which(counts) += 1;
-            files.insert(file);
-        };
-        let tables: BTreeSet<Id> = self.tasks_of(id).iter().map(|task| self.tasks[task].table).collect();
-        // A message counts once per process that has its receiving end, in however many tables and descriptors.
-        let mut ends = BTreeSet::new();
-        for entry in tables.iter().flat_map(|table| self.tables[table].values()) {
-            match entry.object {
-                Object::File(file) => count(file, |counts| &mut counts.fds),
-                Object::Socket(end) => drop(ends.insert(end)),
-            }
-        }
-        for mapped in &self.memories[&process.memory] {
-            count(mapped.file, |counts| &mut counts.maps);
-        }
-        for file in ends.iter().flat_map(|end| self.sockets[end].queue.iter().flat_map(|(_, files)| files)) {
-            count(*file, |counts| &mut counts.in_flight);
-        }
-        for (device, (counts, files)) in devices {
-            let counts = Counts { files: files.len() as u64, ..counts };
-            for file in files {
-                expected.files.entry(file).or_default().pids.insert(process.pid);
-            }
-            expected.holders.entry(process.pid).or_default().insert(device, counts);
-        }
     }
 }
 

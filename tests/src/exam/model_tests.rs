@@ -1,4 +1,6 @@
+use super::super::expected::Expected;
 use super::*;
+use crate::truth::Counts;
 
 #[test]
 fn a_file_lives_as_long_as_a_descriptor_a_mapping_or_a_message_refers_to_it() {
@@ -24,7 +26,7 @@ fn a_table_shared_by_two_processes_is_one_reference_and_two_holders() {
     let mut model = Model::default();
     let task = model.start(10);
     let file = model.open(task, 3, "nvidia0", false, (0, 0));
-    let child = model.fork(task, 11, true);
+    let child = model.fork(task, 11, Sharing { table: true, memory: false });
     let expected = model.expected();
     assert_eq!((expected.files[&file].references, expected.holders.len()), (1, 2));
     // Exec gives it a table of its own.
@@ -46,4 +48,19 @@ fn exec_ends_the_other_threads_and_closes_what_it_must() {
     assert_eq!(model.expected().files.keys().copied().collect::<Vec<_>>(), [kept]);
     model.end_task(thread);
     assert_eq!(model.expected(), Expected::default());
+}
+
+#[test]
+fn a_mapping_of_memory_that_two_processes_share_is_one_reference_and_two_holders() {
+    let mut model = Model::default();
+    let task = model.start(10);
+    let file = model.open(task, 3, "nvidia0", false, (0, 0));
+    let child = model.fork(task, 11, Sharing { table: false, memory: true });
+    model.map(task, Mapped { at: 4096, pages: 1, file, part: false, offset: 0, since: 0 });
+    let expected = model.expected();
+    assert_eq!((expected.files[&file].references, expected.holders[&11]["nvidia0"].maps), (3, 1));
+    model.end_process(model.tasks[&task].process);
+    assert_eq!(model.expected().files[&file].references, 2);
+    model.exec(child);
+    assert_eq!(model.expected().files[&file].references, 1);
 }

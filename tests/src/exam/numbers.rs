@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::compare::{Shown, compare_files};
-use super::model::{Expected, ExpectedFile, Id};
+use super::expected::{Expected, ExpectedFile};
+use super::model::Id;
 use super::moment;
 
 /// What differs between this host's clocks, at most, in milliseconds.

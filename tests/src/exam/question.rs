@@ -1,10 +1,9 @@
 //! Asking: the tracer alone, and through a daemon.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::compare::{self, Differences};
-use super::model::Expected;
+use super::compare::{self, Differences, Family};
+use super::expected::Expected;
 use super::numbers::Numbers;
 use crate::harness::{Answer, Daemon, Device, Tracer};
 
@@ -77,7 +76,7 @@ impl Questioner {
     ///
     /// A daemon that has seen a file and sees nobody hold it any more need not know at once that it is released: this waits
     /// until it says so, notes how long that took, and calls it wrong only after [`PATIENCE`].
-    pub fn ask(&mut self, whom: Whom, expected: &Expected, family: &BTreeSet<u32>) -> Option<Wrong> {
+    pub fn ask(&mut self, whom: Whom, expected: &Expected, family: &Family) -> Option<Wrong> {
         let begun = Instant::now();
         self.numbers.next_question();
         let (answer, mut differences) = self.ask_once(whom, expected, family);
@@ -99,7 +98,7 @@ impl Questioner {
         Some(Wrong { whom, differences: differences.all(), again, text: answer.text })
     }
 
-    fn ask_once(&mut self, whom: Whom, expected: &Expected, family: &BTreeSet<u32>) -> (Answer, Differences) {
+    fn ask_once(&mut self, whom: Whom, expected: &Expected, family: &Family) -> (Answer, Differences) {
         let wanted = if whom == Whom::Daemon { "lean" } else { "snapshot" };
         let begun = Instant::now();
         let mut answer = self.answer(whom);

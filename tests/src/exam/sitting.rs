@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::cast::Cast;
 use super::question::{Questioner, Whom, Wrong};
 use super::random::Random;
-use super::step::Step;
+use super::step::{Kind, Step};
 use crate::harness::Device;
 use crate::sys::process;
 
@@ -25,6 +25,10 @@ pub struct Settings {
     pub daemon: bool,
     /// Processes at the same time, at most.
     pub processes: usize,
+    /// Processes to begin with.
+    pub start_with: usize,
+    /// Steps between two questions, at least and at most.
+    pub burst: (u64, u64),
     /// With a daemon: ask the tracer alone after one burst in so many, because that takes far longer.
     pub alone_every: u64,
     /// How long to look for the shortest sequence.
@@ -70,9 +74,6 @@ pub struct Failure {
 /// How often the whole sequence is replayed in the hope of seeing the difference again.
 const ATTEMPTS: u32 = 10;
 
-/// Steps between two questions.
-const BURST: (u64, u64) = (20, 100);
-
 /// Somebody wants it to end: the daemon must not stay.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -98,6 +99,11 @@ pub fn examine(settings: &Settings) -> Result<Outcome> {
     let mut questioner = Questioner::new(&device, settings.daemon);
     let mut random = Random::new(settings.seed);
     let (mut outcome, mut done) = (Outcome::default(), Vec::new());
+    while cast.model.processes.len() < settings.start_with.min(settings.processes) {
+        let step = Step { kind: Kind::Fork, ..Step::random(&mut random) };
+        done.push(Some(step));
+        outcome.operations += u64::from(cast.act(&step)?);
+    }
     let begun = Instant::now();
     let mut burst = 0;
     while !INTERRUPTED.load(Ordering::Relaxed)
@@ -106,7 +112,7 @@ pub fn examine(settings: &Settings) -> Result<Outcome> {
     {
         burst += 1;
         let started = Instant::now();
-        for _ in 0..random.between(BURST.0, BURST.1) {
+        for _ in 0..random.between(settings.burst.0, settings.burst.1) {
             let step = Step::random(&mut random);
             done.push(Some(step));
             outcome.operations += u64::from(cast.act(&step)?);

@@ -35,12 +35,20 @@ pub enum Kind {
     Fork,
     /// A process that shares the fd table (`CLONE_FILES`).
     ShareTable,
+    /// A process that shares the memory (`CLONE_VM`), and the fd table or not.
+    ShareMemory,
     /// A thread.
     Thread,
     /// `unshare(CLONE_FILES)`.
     Unshare,
     /// Replace the program.
     Exec,
+    /// Take another name.
+    Rename,
+    /// `chroot(2)` to where the devices are.
+    ChangeRoot,
+    /// A network namespace of its own, or that of another task (`setns(2)`).
+    Namespace,
     /// End one thread, or the leader alone.
     EndThread,
     /// End a process by `exit_group`.
@@ -66,9 +74,13 @@ const WEIGHTS: &[(Kind, u64)] = &[
     (Kind::Take, 2),
     (Kind::Fork, 3),
     (Kind::ShareTable, 1),
+    (Kind::ShareMemory, 1),
     (Kind::Thread, 3),
     (Kind::Unshare, 1),
     (Kind::Exec, 1),
+    (Kind::Rename, 1),
+    (Kind::ChangeRoot, 1),
+    (Kind::Namespace, 1),
     (Kind::EndThread, 2),
     (Kind::Exit, 1),
     (Kind::Kill, 2),

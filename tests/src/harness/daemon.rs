@@ -221,12 +221,7 @@ impl Daemon {
     /// The body of an answer, as it is.
     #[must_use]
     pub fn text_of(&self, target: &str) -> Option<String> {
-        let mut stream = UnixStream::connect(self.socket()).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        write!(stream, "GET {target} HTTP/1.0\r\n\r\n").ok()?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).ok()?;
-        text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+        text_from(&self.socket(), target)
     }
 
     /// How it is doing.
@@ -307,6 +302,17 @@ impl Daemon {
 fn lead_to(dir: &Path, state: &Path) {
     std::fs::create_dir_all(state).expect("it can be made");
     std::os::unix::fs::symlink(state, dir.join("state")).expect("it is ours");
+}
+
+/// The body of the answer of a daemon at this socket, as it is; nothing if none answers.
+#[must_use]
+pub fn text_from(socket: &Path, target: &str) -> Option<String> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    write!(stream, "GET {target} HTTP/1.0\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
 }
 
 fn spawn(dir: &Path, options: &[String], plan: &str, said: &Path, environment: &[(&str, &str)]) -> Child {

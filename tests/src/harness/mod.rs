@@ -9,7 +9,7 @@ mod device;
 mod play;
 mod tracer;
 
-pub use daemon::{Daemon, Watch};
+pub use daemon::{Daemon, Watch, text_from};
 pub use device::Device;
 pub use play::Play;
 pub use tracer::{Answer, Finished, HeldDevice, HeldFile, Holder, Missing, Opener, Tracer};

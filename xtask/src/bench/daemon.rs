@@ -111,11 +111,44 @@ impl Daemon {
         Ok(Duration::from_secs_f64(ticks as f64 / per_second.max(1) as f64))
     }
 
-    /// Memory that it has resident, of its own and of files, KiB.
-    pub(super) fn resident_kib(&self) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    /// Memory that it has resident now.
+    pub(super) fn memory(&self) -> Result<Memory> {
+        let path = format!("/proc/{}/smaps", self.child.id());
+        Ok(Memory::parse(&fs::read_to_string(&path).with_context(|| path.clone())?))
+    }
+}
+
+/// Resident memory, KiB.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Memory {
+    /// All of it: of its own, of files, and of what it shares with the kernel.
+    pub(super) all: u64,
+    /// Rings and other BPF maps as far as they are mapped. The data of a ring is mapped twice, one behind the other, and counts
+    /// twice here as in what `ps` shows.
+    pub(super) maps: u64,
+    /// Its own, which nothing else could give back.
+    pub(super) own: u64,
+}
+
+impl Memory {
+    /// From `/proc/PID/smaps`.
+    fn parse(smaps: &str) -> Self {
+        let mut memory = Self::default();
+        let mut is_map = false;
+        for line in smaps.lines() {
+            let kib = |name: &str| -> Option<u64> {
+                line.strip_prefix(name)?.trim().strip_suffix(" kB")?.trim().parse().ok()
+            };
+            if let Some(kib) = kib("Rss:") {
+                memory.all += kib;
+                memory.maps += if is_map { kib } else { 0 };
+            } else if let Some(kib) = kib("Anonymous:") {
+                memory.own += kib;
+            } else if line.split(' ').next().is_some_and(|range| range.contains('-')) {
+                is_map = line.ends_with("anon_inode:bpf-map");
+            }
+        }
+        memory
     }
 }
 
@@ -146,5 +179,19 @@ impl Drop for Daemon {
             // SAFETY: a NUL-terminated string that outlives the call.
             unsafe { libc::umount2(pins.as_ptr(), libc::MNT_DETACH) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_summed_up_by_what_it_is() {
+        let smaps = "55d0c0000000-55d0c0100000 r-xp 00000000 fe:00 7 /usr/bin/gpu-tracer\nSize: 1024 kB\nRss: 700 kB\n\
+                     Pss: 700 kB\nAnonymous: 0 kB\nVmFlags: rd ex\n\
+                     55d0d0000000-55d0d0100000 rw-p 00000000 00:00 0 [heap]\nRss: 300 kB\nAnonymous: 300 kB\n\
+                     7f0000000000-7f0000201000 r--s 00001000 00:0e 1 anon_inode:bpf-map\nRss: 2052 kB\nAnonymous: 0 kB\n";
+        assert_eq!(Memory::parse(smaps), Memory { all: 3052, maps: 2052, own: 300 });
     }
 }

@@ -30,12 +30,14 @@ const OTHER: &str = "/dev/zero";
 const PAIR: &str = "open+close of the driver's device";
 const OTHER_PAIR: &str = "open+close of another device";
 const CALL: &str = "getppid";
+/// The same code in every kernel, and no device: nobody's hooks are in its way.
+const FILE: &str = "eventfd+close";
 const TOUCH: &str = "the hook of plan lean at an open";
 
 /// What the guest runs: lines of plan, what, ns (which are instructions there).
 fn script() -> String {
     let measure = format!(
-        "measure() {{ for what in 'pairs {PAIRS} {DEVICE}' 'pairs {PAIRS} {OTHER}' 'calls {CALLS}'; do \
+        "measure() {{ for what in 'pairs {PAIRS} {DEVICE}' 'pairs {PAIRS} {OTHER}' 'calls {CALLS}' 'events {CALLS}'; do \
          echo cost $1 $what = $(driver-client $what); done; }}"
     );
     let daemon = "gpu-tracer run --plan $plan --config /dev/null --socket /tmp/b/s --state-dir /tmp/b/$plan \
@@ -57,14 +59,14 @@ pub(super) fn measure(workspace: &Workspace, subject: &Subject) -> Result<()> {
         println!("kprobes: not measured: {why}");
         return Ok(());
     }
-    let inside = in_guest()?;
+    let inside = in_guest(subject.arguments.dev)?;
     let outside = natively(workspace, subject)?;
     let of = |costs: &Costs, plan: &str, what| {
         let cost = costs.get(&(plan.to_owned(), what)).copied();
         cost.with_context(|| format!("nothing was measured of {what} with plan {plan}"))
     };
     let mut rows = Vec::new();
-    for what in [PAIR, OTHER_PAIR, CALL] {
+    for what in [PAIR, OTHER_PAIR, FILE, CALL] {
         let [none, lean, full] = ["none", "lean", "full"].map(|plan| of(&inside, plan, what));
         let (none, lean, full) = (none?, lean?, full?);
         let shown = [none, lean, full, full - lean].map(|cost| format!("{cost:.0}"));
@@ -77,7 +79,7 @@ pub(super) fn measure(workspace: &Workspace, subject: &Subject) -> Result<()> {
         |costs: &Costs, what| Ok::<f64, anyhow::Error>(of(costs, "lean", what)? - of(costs, "none", what)?);
     let yardsticks = [
         (CALL, of(&inside, "none", CALL)?, of(&outside, "none", CALL)?),
-        (OTHER_PAIR, of(&inside, "none", OTHER_PAIR)?, of(&outside, "none", OTHER_PAIR)?),
+        (FILE, of(&inside, "none", FILE)?, of(&outside, "none", FILE)?),
         (TOUCH, touched(&inside, PAIR)?, touched(&outside, OTHER_PAIR)?),
     ];
     let rows: Vec<Vec<String>> = yardsticks
@@ -106,9 +108,10 @@ pub(super) fn measure(workspace: &Workspace, subject: &Subject) -> Result<()> {
 }
 
 /// The figures of a guest. It is run as anybody would run it, and what it prints is read.
-fn in_guest() -> Result<Costs> {
+fn in_guest(dev: bool) -> Result<Costs> {
     let mut command = Command::new(std::env::current_exe().context("this program has no path")?);
-    command.args(["vm", "--kernel", "6.12", "--driver", "--count", "--", "sh", "-c"]).arg(script());
+    command.args(["vm", "--kernel", "6.12", "--driver", "--count"]).args(dev.then_some("--dev"));
+    command.args(["--", "sh", "-c"]).arg(script());
     let output = command.stderr(Stdio::inherit()).output().context("cannot run `cargo xtask vm`")?;
     let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
@@ -123,6 +126,7 @@ fn in_guest() -> Result<Costs> {
         let what = match words[..] {
             [_, "pairs", _, DEVICE] => PAIR,
             [_, "pairs", ..] => OTHER_PAIR,
+            [_, "events", ..] => FILE,
             _ => CALL,
         };
         let cost = cost.trim().parse().with_context(|| format!("no figure: {line}"))?;
@@ -133,23 +137,26 @@ fn in_guest() -> Result<Costs> {
 
 /// The same things on this machine, which has no such driver: the stand-in of other benchmarks is opened.
 fn natively(workspace: &Workspace, subject: &Subject) -> Result<Costs> {
-    let client = client(workspace)?;
+    let client = client(workspace, subject.arguments.dev)?;
     let stage = Stage::set_up()?;
     let mut costs = Costs::new();
     for plan in ["none", "lean"] {
         let _daemon = if plan == "lean" { Some(Daemon::start(&subject.gpu_tracer, &stage)?) } else { None };
         let node = stage.node().to_string_lossy().into_owned();
         costs.insert((plan.to_owned(), OTHER_PAIR), figure(&client, &["pairs", PAIRS, &node])?);
+        costs.insert((plan.to_owned(), FILE), figure(&client, &["events", CALLS])?);
         costs.insert((plan.to_owned(), CALL), figure(&client, &["calls", CALLS])?);
     }
     Ok(costs)
 }
 
 /// The program that the guest runs, for this machine.
-fn client(workspace: &Workspace) -> Result<PathBuf> {
-    let arguments = ["build", "--release", "--package", "gpu-tracer-tests", "--bin", "driver-client"];
+fn client(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
+    let (profile, folder) = if dev { ("dev", "debug") } else { ("release", "release") };
+    let arguments =
+        ["build", "--profile", profile, "--package", "gpu-tracer-tests", "--bin", "driver-client"];
     child::run(child::cargo().current_dir(workspace.root()).args(arguments))?;
-    Ok(workspace.root().join("target/release/driver-client"))
+    Ok(workspace.root().join("target").join(folder).join("driver-client"))
 }
 
 fn figure(client: &Path, arguments: &[&str]) -> Result<f64> {

@@ -41,6 +41,18 @@ pub(crate) fn ms(duration: Duration) -> String {
     format!("{:.2}", duration.as_secs_f64() * 1e3)
 }
 
+/// Is what was promised kept?
+pub(crate) const fn verdict(kept: bool) -> &'static str {
+    if kept { "kept" } else { "NOT KEPT" }
+}
+
+/// What else this machine has to do, for those who read the figures: processes that run or want to, over the last minute.
+pub(crate) fn load() -> String {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    format!("load average {} on {cores} cores", load.split(' ').next().unwrap_or("unknown"))
+}
+
 /// Lays out rows under a heading: the first column to the left, the others to the right.
 pub(crate) fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let heading: Vec<String> = heading.iter().map(|cell| (*cell).to_owned()).collect();

@@ -54,6 +54,12 @@ pub(crate) struct Arguments {
     /// storm: seconds of it; standing: seconds in which nothing happens.
     #[arg(long, default_value_t = 60)]
     seconds: u32,
+    /// standing: handles held while answers are timed.
+    #[arg(long, default_value_t = 10_000)]
+    handles: usize,
+    /// standing: answers that are timed, of each kind.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    answers: u32,
     /// journal: events written.
     #[arg(long, default_value_t = 10_000_000)]
     events: u64,
@@ -63,6 +69,9 @@ pub(crate) struct Arguments {
     /// storm: opens per second; as many as can be when not given.
     #[arg(long)]
     rate: Option<u64>,
+    /// kprobes: development builds, which are built faster. What the kernel does is the same.
+    #[arg(long)]
+    dev: bool,
     /// overhead: the plan of the daemon.
     #[arg(long, default_value = "lean", value_parser = ["lean", "exhaustive", "snapshot"])]
     plan: String,
@@ -79,7 +88,7 @@ enum Name {
     Idle,
     /// What a running daemon costs processes that have nothing to do with GPUs.
     Overhead,
-    /// What a daemon takes with nothing to do, and how quickly it answers when 10,000 handles are held.
+    /// What a daemon takes with nothing to do, and how quickly it answers when ten thousand handles are held.
     Standing,
     /// The device opened and closed as fast as can be while a daemon watches.
     Storm,

@@ -131,7 +131,7 @@ fn idle_cost(daemon: &Daemon) -> Result<(f64, u64)> {
     let (before, start) = (daemon.cpu_time()?, Instant::now());
     std::thread::sleep(IDLE);
     let used = daemon.cpu_time()?.saturating_sub(before);
-    Ok((used.as_secs_f64() / start.elapsed().as_secs_f64(), daemon.resident_kib()?))
+    Ok((used.as_secs_f64() / start.elapsed().as_secs_f64(), daemon.memory()?.all))
 }
 
 /// Medians of both, the median ratio of the pairs, and its spread.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::daemon::Daemon;
-use super::measure::{Samples, ms, table};
+use super::measure::{Samples, ms, table, verdict};
 use super::{Subject, timed};
 use crate::child;
 use crate::stage::{STANDIN_ARGUMENT, Stage};
@@ -76,8 +76,8 @@ pub(super) fn measure(workspace: &Workspace, subject: &Subject) -> Result<()> {
 fn row(case: &Case<'_>, timings: Vec<Duration>) -> Option<Vec<String>> {
     let samples = Samples::new(timings)?;
     let figures = [samples.median(), samples.min(), samples.max(), case.limit].map(ms);
-    let kept = if samples.median() <= case.limit { "kept" } else { "NOT KEPT" };
-    Some([case.label.to_owned()].into_iter().chain(figures).chain([kept.to_owned()]).collect())
+    let kept = verdict(samples.median() <= case.limit).to_owned();
+    Some([case.label.to_owned()].into_iter().chain(figures).chain([kept]).collect())
 }
 
 /// Asks once, and checks that it was asked what the case says.

@@ -10,12 +10,12 @@ use anyhow::{Context as _, Result, bail};
 use super::kernel::Kernel;
 use super::toolchain;
 use super::tree::Tree;
-use super::{modules, needs};
+use super::{modules, needs, systemd};
 use crate::child;
 use crate::workspace::Workspace;
 
 /// Folder of the programs under test, in the guest.
-const PROGRAMS: &str = "/opt/gpu-tracer/bin";
+pub(super) const PROGRAMS: &str = "/opt/gpu-tracer/bin";
 
 /// Folder of the test programs, in the guest.
 const TESTS: &str = "/opt/gpu-tracer/tests";
@@ -82,6 +82,7 @@ pub(crate) fn write_initramfs(
 ) -> Result<PathBuf> {
     let mut tree = Tree::default();
     add_system(&mut tree, workspace)?;
+    systemd::add(&mut tree, workspace)?;
     add_modules(&mut tree, kernel)?;
     for module in toolchain::build_driver(workspace, kernel, &work.join("driver"))? {
         let name = module.file_name().unwrap_or_default().to_string_lossy().into_owned();

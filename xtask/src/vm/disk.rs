@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result};
 use super::guest::Guest;
 use super::protocol::Verdict;
 
-/// Bytes; the file has holes where nothing was written.
-const SIZE: u64 = 128 << 20;
+/// Bytes: more than the journal leaves free. The file has holes where nothing was written.
+const SIZE: u64 = 1 << 30;
 
 /// Makes an empty one.
 pub(super) fn blank(path: &Path) -> Result<PathBuf> {

@@ -32,6 +32,7 @@ const POWER_OFF: Duration = Duration::from_secs(15);
 const CONSOLE_LINES: usize = 40;
 
 /// A guest that can be started.
+#[derive(Clone, Copy)]
 pub(crate) struct Guest<'a> {
     /// The kernel's image.
     pub(crate) image: &'a Path,
@@ -53,6 +54,8 @@ pub(crate) struct Guest<'a> {
     pub(crate) disk: Option<&'a Path>,
     /// Which boot with that disk it is, from 1.
     pub(crate) stage: u8,
+    /// The program that is its first process.
+    pub(crate) init: &'a str,
 }
 
 /// How a guest ended.
@@ -235,7 +238,9 @@ impl Machine {
         command.args(how).args(["-cpu", "max", "-m", "2G"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-vga", "none"]);
         command.arg("-kernel").arg(guest.image).arg("-initrd").arg(guest.initramfs);
-        command.arg("-append").arg(format!("{BOOT_OPTIONS} gpu_tracer.stage={}", guest.stage));
+        command
+            .arg("-append")
+            .arg(format!("{BOOT_OPTIONS} rdinit={} gpu_tracer.stage={}", guest.init, guest.stage));
         if let Some(disk) = guest.disk {
             // What the guest has written is with this machine's kernel when QEMU ends, however it ends.
             command
@@ -297,6 +302,7 @@ mod tests {
             deadline: Duration::from_secs(5),
             disk: None,
             stage: 1,
+            init: "/init",
         };
         let (send, receive) = mpsc::channel();
         for line in lines {

@@ -7,7 +7,8 @@
 //! what runs inside.
 //!
 //! Test programs are the integration tests of `gpu-tracer-tests`. Those whose name begins with `vm_` run with the
-//! stand-in driver loaded, after all others; those of `vm_reboot` in several boots with one disk ([`disk`]).
+//! stand-in driver loaded, after all others; those of `vm_reboot` in several boots with one disk
+//! ([`disk`]), those of `vm_systemd` in one with systemd as first process ([`systemd`]).
 
 mod archive;
 mod build;
@@ -19,6 +20,7 @@ mod kernel;
 mod modules;
 mod needs;
 mod protocol;
+mod systemd;
 mod toolchain;
 mod tree;
 
@@ -247,8 +249,14 @@ fn run(
         deadline: Duration::from_secs(arguments.deadline),
         disk: Some(&disk),
         stage: 1,
+        init: "/init",
     };
-    let verdict = disk::run_all_boots(guest)?;
+    let mut verdict = disk::run_all_boots(guest)?;
+    if plan.mode == Mode::Suite
+        && let Some(further) = systemd::run(&guest, &plan.filter)?
+    {
+        verdict = verdict.and(further);
+    }
     let seconds = start.elapsed().as_secs();
     match plan.mode {
         Mode::Suite if verdict.passed + verdict.failed == 0 => bail!("no test's name contains this filter"),

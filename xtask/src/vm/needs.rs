@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use super::systemd;
 use crate::debian::{self, Need};
 
 /// What building and starting guests takes, beside the compiler and cargo.
@@ -44,7 +45,7 @@ pub(crate) fn guest_tools() -> Vec<Need> {
 
 /// All of it.
 pub(crate) fn packages() -> impl Iterator<Item = Need> {
-    host_tools().into_iter().chain(guest_tools())
+    host_tools().into_iter().chain(guest_tools()).chain(systemd::needs())
 }
 
 /// Installs what is missing of it.

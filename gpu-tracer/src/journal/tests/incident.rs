@@ -1,7 +1,7 @@
 //! An incident like A2 of the incidents that this project is for, from the journal to the page.
 
 use super::*;
-use crate::journal::Asked;
+use crate::journal::{Asked, GivenVerdict};
 use crate::model::Gpu;
 use crate::model::change::ProcessDescription;
 use crate::model::event::{Event, EventKind, Exit, Sender, TaskId};
@@ -124,6 +124,13 @@ fn stage(dir: &Path) {
         memory(&mut desk, begin + minute * 60 * SECOND, &|gpu| if gpu == 4 { 93_699 } else { 1 });
         desk.look(&world.snapshot(begin + minute * 60 * SECOND));
     }
+    for second in (660..840).step_by(10) {
+        let headline = format!(
+            "GPU 4 is held by PID {STUCK} (VLLM::Worker_TP), which SIGKILL does not end. It waits in the GPU driver."
+        );
+        let given = GivenVerdict { gpu: Some(4), verdict: "stuck", status: 4, headline };
+        desk.recorder.verdicts(begin + second * SECOND, vec![given]);
+    }
     desk.close();
 }
 
@@ -147,6 +154,8 @@ fn the_report_of_a2_shows_which_process_pins_gpu_4_and_since_when() {
     assert!(card.contains("held by 1 process that SIGKILL did not end, 93699 MiB used"), "{card}");
     assert!(card.contains(&format!("PID {STUCK}")) && card.contains("VLLM::Worker_TP4"), "{card}");
     assert!(card.contains("inherited from python3[400]") && card.contains("from pkill[900]"), "{card}");
+    let said = format!("<q>GPU 4 is held by PID {STUCK} (VLLM::Worker_TP), which SIGKILL does not end.");
+    assert!(card.contains(&said) && card.contains("(stuck, exit status 4)"), "{card}");
     let free = page.split("<div class=\"card").find(|card| card.contains("<h3>GPU 6:")).unwrap();
     assert!(free.starts_with(" free\"") && free.contains("nobody held it"), "{free}");
     assert!(page.contains("The record of this time is complete."));

@@ -57,6 +57,7 @@ impl World {
             device: DeviceNumber { minor: (key % 8) as u32, ..GPU0 },
             count: Some(count),
             identity: key,
+            seen_ns: 0,
         };
         let files = counts.into_iter().map(file).collect();
         let source = Source::Iterators;

@@ -74,6 +74,7 @@ fn small_world() -> impl Strategy<Value = Snapshot> {
             device: if ctl { CTL } else { GPU0 },
             count,
             identity,
+            seen_ns: 0,
         },
     );
     let reference = (1..9u64, small_via()).prop_map(|(file, via)| Reference { file: FileKey(file), via });
@@ -99,8 +100,15 @@ fn small_event() -> impl Strategy<Value = Event> {
         .prop_map(|(file, device, fd, identity)| HeldAtExit { file, device, fd, identity });
     let slot = prop::option::of((1..5u64, 0..4u32))
         .prop_map(|slot| slot.map(|(table, fd)| Slot { table: TableKey(table), fd }));
-    let touched = (id.clone(), device.clone(), slot, name()).prop_map(|(task, device, slot, comm)| {
-        EventKind::DeviceTouched { task, device, access: Access::default(), slot, comm }
+    let touched = (id.clone(), device.clone(), slot, prop::option::of(file.clone()), name());
+    let touched = touched.prop_map(|(task, device, slot, file, comm)| EventKind::DeviceTouched {
+        task,
+        device,
+        access: Access::default(),
+        slot,
+        file,
+        untold_until_ns: None,
+        comm,
     });
     let exiting = (id.clone(), any::<bool>(), any::<i32>(), prop::option::of(1..5u64), vec(held, 0..4))
         .prop_map(|(task, group_dead, code, table, held)| {

@@ -1,8 +1,10 @@
 //! Facts about the ledger, stated on small worlds.
 
+mod addresses;
 mod converging;
 mod history;
 mod openers;
+mod recall;
 mod resolving;
 mod speed;
 mod states;
@@ -49,7 +51,7 @@ fn zombie(tgid: u32) -> Task {
 }
 
 fn device(key: u64, device: DeviceNumber, count: u64) -> OpenFile {
-    OpenFile { key: FileKey(key), device, count: Some(count), identity: 0 }
+    OpenFile { key: FileKey(key), device, count: Some(count), identity: 0, seen_ns: 0 }
 }
 
 fn fd(file: u64, table: u64, fd: u32) -> Reference {
@@ -98,7 +100,15 @@ fn touched(at_ns: u64, tgid: u32, device: DeviceNumber) -> Event {
     let access = Access { read: true, write: true };
     event(
         at_ns,
-        EventKind::DeviceTouched { task: leader(tgid), device, access, slot: None, comm: "python3".into() },
+        EventKind::DeviceTouched {
+            task: leader(tgid),
+            device,
+            access,
+            slot: None,
+            file: None,
+            untold_until_ns: None,
+            comm: "python3".into(),
+        },
     )
 }
 
@@ -106,7 +116,10 @@ fn touched(at_ns: u64, tgid: u32, device: DeviceNumber) -> Event {
 fn opens(at_ns: u64, tgid: u32, device: DeviceNumber, fd: u32) -> Event {
     let (access, table) = (Access { read: true, write: true }, TableKey(u64::from(tgid)));
     let (task, slot, comm) = (leader(tgid), Some(Slot { table, fd }), "python3".into());
-    event(at_ns, EventKind::DeviceTouched { task, device, access, slot, comm })
+    event(
+        at_ns,
+        EventKind::DeviceTouched { task, device, access, slot, file: None, untold_until_ns: None, comm },
+    )
 }
 
 fn opened(at_ns: u64, tgid: u32, file: u64, device: DeviceNumber) -> Event {

@@ -5,21 +5,21 @@ use crate::ledger::Opened;
 use crate::model::change::ReleasedHow;
 
 /// (opener, when, is that exact?) of each file, by id.
-fn openings(ledger: &Ledger) -> Vec<Option<(u32, u64, bool)>> {
+pub(super) fn openings(ledger: &Ledger) -> Vec<Option<(u32, u64, bool)>> {
     let opening = |opened: &Opened| (opened.opener.process.tgid, opened.at_ns, opened.exact);
     ledger.view().files.iter().map(|file| file.opened.as_ref().map(opening)).collect()
 }
 
-fn ids(ledger: &Ledger) -> Vec<u64> {
+pub(super) fn ids(ledger: &Ledger) -> Vec<u64> {
     ledger.view().files.iter().map(|file| file.id).collect()
 }
 
-fn tasks() -> Vec<Task> {
+pub(super) fn tasks() -> Vec<Task> {
     vec![task(10, 10), task(20, 20)]
 }
 
 /// Everything was looked at and nobody held anything.
-fn nothing_open() -> Ledger {
+pub(super) fn nothing_open() -> Ledger {
     let mut ledger = Ledger::new();
     ledger.reconcile(&world(40_000, tasks(), vec![], vec![]));
     ledger.reconcile(&world(50_000, tasks(), vec![], vec![]));
@@ -161,6 +161,8 @@ fn a_file_that_moved_to_a_new_holder_who_opens_something_else_is_still_the_same(
             device: GPU0,
             access: Access::default(),
             slot: Some(Slot { table: TableKey(200), fd: 4 }),
+            file: None,
+            untold_until_ns: None,
             comm: "python3".into(),
         },
     ));
@@ -237,6 +239,8 @@ fn a_file_first_heard_of_when_one_exits_was_opened_by_whoever_shares_the_table_a
             device: GPU0,
             access: Access::default(),
             slot,
+            file: None,
+            untold_until_ns: None,
             comm: "python3".into(),
         };
         event(at_ns, kind)

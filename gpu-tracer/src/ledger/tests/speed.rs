@@ -62,7 +62,15 @@ fn storm(ledger: &mut Ledger, n: u32, round: u64) {
         let (table, access) = (TableKey(u64::from(tgid)), Access { read: true, write: true });
         for fd in [3, 4] {
             let (slot, comm) = (Some(Slot { table, fd }), comm());
-            let kind = EventKind::DeviceTouched { task, device: GPU0, access, slot, comm };
+            let kind = EventKind::DeviceTouched {
+                task,
+                device: GPU0,
+                access,
+                slot,
+                file: None,
+                untold_until_ns: None,
+                comm,
+            };
             ledger.apply(&event(at_ns + u64::from(fd), kind));
         }
         if child % 2 == 0 {

@@ -1,5 +1,10 @@
 //! Getting at the hooks: those that an earlier process left, or new ones.
 
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf},
@@ -59,6 +64,10 @@ const USED: [&str; 13] = [
     calls::MAPS[4],
 ];
 
+/// How long the list of symbols may take to be read when the source is made.
+const SYMBOLS_WITHIN: Duration = Duration::from_secs(5);
+const BETWEEN_REFRESHES: Duration = Duration::from_millis(2);
+
 impl EventSource {
     /// Attaches the hooks, or takes over those in `options.pin_dir`. Needs CAP_BPF, CAP_PERFMON and, for `cgroup/dev`,
     /// CAP_NET_ADMIN and CAP_SYS_ADMIN (or root), BTF, and Linux 5.8.
@@ -114,6 +123,12 @@ impl EventSource {
             self.calls.forget_all();
         }
         self.refresh_driver();
+        // Nobody waits for this source yet.
+        let deadline = Instant::now() + SYMBOLS_WITHIN;
+        while self.driver_is_unfinished() && Instant::now() < deadline {
+            thread::sleep(BETWEEN_REFRESHES);
+            self.refresh_driver();
+        }
         if all_the_time {
             self.earlier = self.calls.in_progress();
         }

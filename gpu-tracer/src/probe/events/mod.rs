@@ -207,6 +207,12 @@ impl EventSource {
         }
     }
 
+    /// Has [`EventSource::refresh_driver`] left something for the next time? It is to be called again within some ms.
+    #[must_use]
+    pub fn driver_is_unfinished(&self) -> bool {
+        self.driver.is_unfinished()
+    }
+
     /// Tells the programs which device numbers are of interest: again after a module was loaded.
     pub fn set_devices(&mut self, devices: &DeviceTable) -> Result<(), ProbeError> {
         self.translator.set_devices(devices);

@@ -19,7 +19,7 @@ pub fn can_follow_calls(btf: &Btf) -> bool {
 }
 
 /// Calls of programs of this architecture.
-const OWN: [(i64, u8); 19] = [
+const OWN: [(i64, u8); 18] = [
     (libc::SYS_close, call_class::CLOSE),
     (libc::SYS_dup, call_class::DUP),
     (libc::SYS_dup3, call_class::DUP_ONTO),
@@ -38,7 +38,6 @@ const OWN: [(i64, u8); 19] = [
     (libc::SYS_io_uring_enter, call_class::ANY),
     (libc::SYS_io_uring_register, call_class::ANY),
     (libc::SYS_remap_file_pages, call_class::ANY),
-    (libc::SYS_shutdown, call_class::CLOSE),
 ];
 /// Calls that newer architectures do without.
 #[cfg(target_arch = "x86_64")]

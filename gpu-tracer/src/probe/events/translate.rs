@@ -138,7 +138,9 @@ impl Translator {
         }
         let slot = (record.table != 0 && record.fd != NO_FD)
             .then_some(Slot { table: TableKey(record.table), fd: record.fd });
-        Some(EventKind::DeviceTouched { task, device, access, slot, comm })
+        let file = (record.file != 0).then_some(FileKey(record.file));
+        let untold_until_ns = (detail & access_bits::LAST_OF_WINDOW != 0).then_some(at_ns + WINDOW_NS);
+        Some(EventKind::DeviceTouched { task, device, access, slot, file, untold_until_ns, comm })
     }
 
     fn remember(&mut self, touched: Touched) {
@@ -184,6 +186,8 @@ impl Translator {
                     device: doubt.touched.device,
                     access: doubt.access,
                     slot: None,
+                    file: None,
+                    untold_until_ns: None,
                     comm: doubt.comm,
                 },
             });

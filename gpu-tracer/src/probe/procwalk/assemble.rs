@@ -110,7 +110,7 @@ impl Assembly {
         let before = self.next;
         let key = FileKey(same.number(subject, &mut self.next));
         if key.0 > before {
-            self.files.push(OpenFile { key, device: node.device, count: None, identity: 0 });
+            self.files.push(OpenFile { key, device: node.device, count: None, identity: 0, seen_ns: 0 });
         }
         key
     }
@@ -119,7 +119,7 @@ impl Assembly {
     fn new_file(&mut self, node: Node) -> FileKey {
         self.next += 1;
         let key = FileKey(self.next);
-        self.files.push(OpenFile { key, device: node.device, count: None, identity: 0 });
+        self.files.push(OpenFile { key, device: node.device, count: None, identity: 0, seen_ns: 0 });
         key
     }
 

@@ -3,6 +3,7 @@
 //! They are kprobes, so they come and go with the driver's modules: [`DriverHooks::refresh`] compares what is attached with
 //! what is loaded. A module is known by the inode of its directory in sysfs, which another load of it does not have again.
 
+mod attaching;
 mod functions;
 mod kprobe;
 mod pinned;
@@ -16,6 +17,7 @@ use std::{
     },
     path::{Path, PathBuf},
     thread,
+    time::Duration,
 };
 
 use aya::{
@@ -23,13 +25,17 @@ use aya::{
     programs::{KProbe, ProgramError},
 };
 
+use attaching::{LookUp, Unplaced, usable};
 use functions::{FUNCTIONS, Function, PROGRAMS, Part};
-use kprobe::{Pmu, Probe, Target};
+use kprobe::{Pmu, Probe};
 use pinned::Pinned;
-use symbols::{Found, Symbols};
+use symbols::Symbols;
 
 use super::{hooks::HookReport, sys};
 use crate::kernel::{Answer, Features};
+
+/// A driver that is reloaded is back by then, and hooked.
+const DETACH_AFTER: Duration = Duration::from_secs(15);
 
 /// What is looked at first, and where functions are that some builds keep elsewhere.
 const MAIN_MODULE: &str = "nvidia";
@@ -89,6 +95,10 @@ pub(super) struct DriverHooks {
     asked: bool,
     attached: Vec<Attached>,
     refused: Vec<Refused>,
+    /// Not to be hooked by their names: what becomes of them the list of symbols tells.
+    unplaced: Vec<Unplaced>,
+    looked_up: Option<LookUp>,
+    unfinished: bool,
     pinned: Option<Pinned>,
     /// By probes that are not there any more.
     missed: u64,
@@ -117,6 +127,9 @@ impl DriverHooks {
             asked,
             attached,
             refused,
+            unplaced: Vec::new(),
+            looked_up: None,
+            unfinished: false,
             pinned: None,
             missed: 0,
             reports: Vec::new(),
@@ -178,7 +191,7 @@ impl DriverHooks {
         for (index, function) in FUNCTIONS.iter().enumerate() {
             let deferrals = self.sees_deferrals(function.module());
             let programs = function.programs(deferrals);
-            let kept = self.homes(function).find_map(|module| {
+            let kept = self.home(function).and_then(|module| {
                 let probes = pinned.reopen(function, programs, module)?;
                 Some(Attached { function: index, module, programs, probes, remark: None })
             });
@@ -208,54 +221,37 @@ impl DriverHooks {
             }
         }
         let main_is_gone = stale.iter().any(|attached| attached.module.name == MAIN_MODULE);
-        // The kernel takes its time to remove each of them, and nobody waits for that.
+        // The kernel takes its time to remove each of them, and meanwhile attaches no others: nobody is to wait for that, a driver
+        // that is loaded again least of all. They are of a module that is gone, and silent.
         if !stale.is_empty() {
-            drop(thread::Builder::new().name("detach".to_owned()).spawn(move || drop(stale)));
+            let detach = thread::Builder::new().name("detach".to_owned());
+            drop(detach.spawn(move || {
+                thread::sleep(DETACH_AFTER);
+                drop(stale);
+            }));
         }
         let mut refused = std::mem::take(&mut self.refused);
         refused.retain(|refused| !gone(self, refused.module));
         self.refused = refused;
+        let mut unplaced = std::mem::take(&mut self.unplaced);
+        unplaced.retain(|unplaced| !gone(self, unplaced.module));
+        self.unplaced = unplaced;
         if let Some(pmu) = self.pmu {
-            let mut symbols = None;
-            for index in 0..FUNCTIONS.len() {
-                self.attach_missing(index, pmu, &mut symbols);
-            }
+            self.attach_missing(pmu);
         }
         self.report();
         main_is_gone
     }
 
-    fn attach_missing(&mut self, index: usize, pmu: Pmu, symbols: &mut Option<Symbols>) {
-        let function = &FUNCTIONS[index];
-        if self.attached.iter().any(|attached| attached.function == index) {
-            return;
-        }
-        let homes: Vec<Loaded> = self.homes(function).collect();
-        for module in homes {
-            if self.refused.iter().any(|refused| refused.function == index && refused.module == module) {
-                continue;
-            }
-            let deferrals = self.sees_deferrals(function.module());
-            match self.attach(function, module, function.programs(deferrals), pmu, symbols) {
-                Ok((probes, remark)) => {
-                    let programs = function.programs(deferrals);
-                    let attached = Attached { function: index, module, programs, probes, remark };
-                    if let Some(pinned) = &self.pinned {
-                        pinned.keep(&attached);
-                    }
-                    self.attached.push(attached);
-                    return;
-                }
-                Err((works, why)) => self.refused.push(Refused { function: index, module, works, why }),
-            }
-        }
+    /// Is there something left for the next [`DriverHooks::refresh`], which should come soon?
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.unfinished
     }
 
-    /// The loaded modules that may have a function, the likelier first.
-    fn homes(&self, function: &Function) -> impl Iterator<Item = Loaded> + use<> {
+    /// The loaded module that has a function, if any may.
+    fn home(&self, function: &Function) -> Option<Loaded> {
         let own = self.loaded(function.module());
-        let main = self.loaded(MAIN_MODULE).filter(|_| own.is_none() && !function.essential);
-        own.into_iter().chain(main)
+        own.or_else(|| self.loaded(MAIN_MODULE).filter(|_| !function.essential))
     }
 
     fn loaded(&self, name: &'static str) -> Option<Loaded> {
@@ -272,50 +268,6 @@ impl DriverHooks {
             })
         };
         works(Part::InPlace) && works(Part::Deferred)
-    }
-
-    fn attach(
-        &self,
-        function: &Function,
-        module: Loaded,
-        (begin, end): (&'static str, Option<&'static str>),
-        pmu: Pmu,
-        symbols: &mut Option<Symbols>,
-    ) -> Result<(Vec<Probe>, Option<String>), (Answer, String)> {
-        let name = Target::Name(format!("{}:{}", module.name, function.symbol()));
-        let first = match self.place(pmu, begin, end, &name) {
-            Ok(probes) => return Ok((probes, None)),
-            Err(error) => error,
-        };
-        if matches!(first.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
-            return Err((
-                Answer::Denied(format!("{first}; it takes root or CAP_PERFMON")),
-                first.to_string(),
-            ));
-        }
-        let symbols = symbols.get_or_insert_with(|| Symbols::read(&self.root));
-        let found = symbols.look_up(module.name, function.symbol());
-        let remark = usable(function, &found).map_err(|why| (Answer::No, why))?;
-        let target = match found {
-            Found::At(address) if address != 0 => Target::Address(address),
-            Found::Clone(clone) => Target::Name(format!("{}:{clone}", module.name)),
-            _ => return Err((Answer::No, first.to_string())),
-        };
-        match self.place(pmu, begin, end, &target) {
-            Ok(probes) => Ok((probes, remark)),
-            Err(error) => Err((Answer::No, error.to_string())),
-        }
-    }
-
-    fn place(&self, pmu: Pmu, begin: &str, end: Option<&str>, target: &Target) -> io::Result<Vec<Probe>> {
-        let probe = |name: &str, at_return| {
-            let program = self.programs.iter().find(|(known, _)| *known == name);
-            let (_, program) = program.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            Probe::attach(pmu, program.as_fd(), target, at_return)
-        };
-        let at_return = end.map(|end| probe(end, true)).transpose()?;
-        let at_entry = probe(begin, false)?;
-        Ok(at_return.into_iter().chain([at_entry]).collect())
     }
 
     /// What has been missed by kprobes, as far as the kernel tells.
@@ -344,6 +296,8 @@ impl DriverHooks {
             (Answer::Yes, self.remark(attached))
         } else if let Some(refused) = self.refused.iter().find(|refused| refused.function == index) {
             (refused.works.clone(), Some(refused.why.clone()))
+        } else if self.home(function).is_some() {
+            (Answer::No, Some("it is not hooked yet".to_owned()))
         } else {
             let module = function.module();
             (Answer::No, Some(format!("the module {module} is not loaded; it is hooked when it is")))
@@ -382,23 +336,6 @@ impl DriverHooks {
     }
 }
 
-/// Can a function that was found like this be hooked? What is to be said if so, and why not otherwise.
-fn usable(function: &Function, found: &Found) -> Result<Option<String>, String> {
-    match found {
-        Found::At(_) => Ok(None),
-        Found::Clone(clone) if !function.needs_arguments() => {
-            Ok(Some(format!("the compiler has made it {clone}")))
-        }
-        Found::Clone(clone) => {
-            Err(format!("the compiler has made it {clone}, whose arguments are not known"))
-        }
-        Found::Several => Err("several functions have this name".to_owned()),
-        Found::Nowhere => {
-            Err("this driver does not have it, or the compiler has put it into its callers".to_owned())
-        }
-    }
-}
-
 /// What would become of the hooks, without attaching any.
 #[must_use]
 pub fn survey(root: &Path, features: &Features) -> (DriverState, Vec<HookReport>) {
@@ -409,8 +346,7 @@ pub fn survey(root: &Path, features: &Features) -> (DriverState, Vec<HookReport>
     hooks.root = root.to_owned();
     let symbols = Symbols::read(root);
     for (index, function) in FUNCTIONS.iter().enumerate() {
-        let homes: Vec<Loaded> = hooks.homes(function).collect();
-        for module in homes {
+        if let Some(module) = hooks.home(function) {
             match usable(function, &symbols.look_up(module.name, function.symbol())) {
                 Ok(remark) => {
                     let programs = function.programs(hooks.sees_deferrals(function.module()));

@@ -2,10 +2,12 @@
 //!
 //! The device is `/dev/full` (1:7), which hardly anybody else opens; what others do on this host is told apart by process.
 
+mod called;
 mod hooks;
 mod parts;
 mod pins;
 mod recheck;
+mod touching;
 
 use std::{
     io::{BufRead, BufReader, Write},

@@ -41,7 +41,7 @@ fn text<const N: usize>(text: &str) -> [u8; N] {
 fn touch(detail: u32, device: DeviceNumber, hits: u64) -> TouchRecord {
     let rdev = device.to_kernel();
     let head = head(KIND_TOUCHED, detail);
-    TouchRecord { head, rdev, fd: 7, table: 0xf00, hits, cgroup: 42, comm: text("python3") }
+    TouchRecord { head, rdev, fd: 7, table: 0xf00, hits, cgroup: 42, file: 0xabc, comm: text("python3") }
 }
 
 fn exit(detail: u32, held: &[(u64, DeviceNumber, u32)]) -> Vec<u8> {

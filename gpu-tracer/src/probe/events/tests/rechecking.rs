@@ -28,6 +28,7 @@ fn record(file: u64, count: u64, node_references: u64, bits: u64) -> HoldRecord 
         at: node_references,
         end: bits,
         identity: 7,
+        seen_ns: 0,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Records to events.
 
-use gpu_tracer_common::events::{KIND_OPENED, KIND_RELEASED, TouchKey, access_bits, exit_bits};
+use gpu_tracer_common::events::{KIND_OPENED, KIND_RELEASED, TouchKey, WINDOW_NS, access_bits, exit_bits};
 use proptest::prelude::*;
 
 use super::{GPU0, NOT_OURS, SAME_TASK, TASK, devices, exit, in_driver, one_of_each, touch};
@@ -42,6 +42,8 @@ fn each_record_says_what_it_says() {
             device: GPU0,
             access: Access { read: true, write: true },
             slot: Some(Slot { table: TableKey(0xf00), fd: 7 }),
+            file: Some(FileKey(0xabc)),
+            untold_until_ns: None,
             comm: comm(),
         },
         EventKind::Forked { parent: task, child, comm: comm() },
@@ -141,7 +143,9 @@ fn touches_that_were_only_counted_are_told_once_more_when_the_window_ends() {
     translator.translate(Record::Touched(touch(access_bits::READ, GPU0, 63)));
     assert_eq!(translator.next_due(), None, "nothing is in doubt while every touch is recorded");
     let last = touch(access_bits::READ | access_bits::LAST_OF_WINDOW, GPU0, 64);
-    translator.translate(Record::Touched(last));
+    let told = translator.translate(Record::Touched(last)).expect("an event");
+    let EventKind::DeviceTouched { untold_until_ns, .. } = told.kind else { panic!("{told:?}") };
+    assert_eq!(untold_until_ns, Some(told.at_ns + WINDOW_NS));
     translator.take_touched();
     let due = translator.next_due().expect("a doubt");
     assert!(due > 100_000_000, "{due}");
@@ -153,6 +157,8 @@ fn touches_that_were_only_counted_are_told_once_more_when_the_window_ends() {
         device: GPU0,
         access: Access { read: true, write: false },
         slot: None,
+        file: None,
+        untold_until_ns: None,
         comm: "python3".into(),
     };
     assert_eq!(events, [Event { at_ns: due, kind }]);
