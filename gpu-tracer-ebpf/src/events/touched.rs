@@ -12,7 +12,7 @@ use gpu_tracer_common::events::{
     WINDOW_NS, access_bits,
 };
 
-use super::{account, comm_of, current_ref, emit, head, now, tracked};
+use super::{account, comm_of, emit, head, now, task_ref, tracked};
 use crate::{
     access::{InPlace, increment, offset, peek, read},
     holds::{is_wanted, references},
@@ -59,7 +59,8 @@ fn try_on_touch(rdev: u32, access: u32) -> Result<(), Drop> {
     let current = unsafe { bpf_get_current_task() };
     // First, while there is nothing else that the verifier would have to go through it for once more.
     let file = file_being_opened(current).unwrap_or(0);
-    let task = current_ref()?;
+    // Not `current_ref`, for the same reason.
+    let task = task_ref(current)?;
     let tracked = tracked::add(task.tgid, task.start_ns);
     let (hits, left) = hit(rdev, &task);
     let mut detail = 0;
