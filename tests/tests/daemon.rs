@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use gpu_tracer_tests::harness::{Answer, Daemon, Device, Play, Tracer, eventually};
+use gpu_tracer_tests::poll;
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -19,7 +20,13 @@ fn stage(device: Device, name: &str, arguments: &[&str]) -> (Daemon, Play) {
 /// The answer, once it is as wanted.
 #[track_caller]
 fn answer_when(daemon: &Daemon, what: &str, wanted: impl Fn(&Answer) -> bool) -> Answer {
-    eventually(what, SOON, || Some(daemon.holders()).filter(|answer| wanted(answer)))
+    let mut last = String::new();
+    let found = poll::until(what, SOON, || {
+        let answer = daemon.holders();
+        last.clone_from(&answer.text);
+        Ok(Some(answer).filter(|answer| wanted(answer)))
+    });
+    found.unwrap_or_else(|error| panic!("{error:#}, but\n{last}\n{}", daemon.said()))
 }
 
 #[test]
