@@ -242,6 +242,22 @@ impl Daemon {
         Answer::from(self.printed("json"))
     }
 
+    /// The answer, once it is as wanted.
+    ///
+    /// # Panics
+    ///
+    /// If it is not in a minute, with the last one.
+    #[track_caller]
+    pub fn answer_when(&self, what: &str, wanted: impl Fn(&Answer) -> bool) -> Answer {
+        let mut last = String::new();
+        let found = crate::poll::until(what, Duration::from_secs(60), || {
+            let answer = self.holders();
+            last.clone_from(&answer.text);
+            Ok(Some(answer).filter(|answer| wanted(answer)))
+        });
+        found.unwrap_or_else(|error| panic!("{error:#}, but\n{last}\n{}", self.said()))
+    }
+
     /// The same in another format.
     #[must_use]
     #[track_caller]
