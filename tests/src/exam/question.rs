@@ -115,6 +115,11 @@ impl Questioner {
             differences.wrong.push(format!("the answer is of plan {plan}, not {wanted}: {err:?}"));
             return (answer, differences);
         }
+        if whom == Whom::Daemon {
+            let losses = self.status().map(|status| status["losses"].clone()).unwrap_or_default();
+            let counts = losses.as_object().into_iter().flat_map(|by_cause| by_cause.values());
+            self.numbers.note_untold(counts.filter_map(serde_json::Value::as_u64).sum());
+        }
         let numbers = (whom == Whom::Daemon).then_some(&mut self.numbers);
         let differences = compare::differences(expected, &answer, family, numbers);
         (answer, differences)
