@@ -69,8 +69,9 @@ fn touched(context: *mut c_void, file_of: impl Fn(u64) -> Option<u64>) -> i32 {
 fn try_on_touch(rdev: u32, access: u32, file_of: impl Fn(u64) -> Option<u64>) -> Result<(), Drop> {
     // SAFETY: no arguments, no effects. (Its like that gives the ids is not to be had here before 6.10.)
     let current = unsafe { bpf_get_current_task() };
-    // First, while there is nothing else that the verifier would have to go through it for once more.
-    let file = file_of(current).unwrap_or(0);
+    // What is only counted need not be looked for. Otherwise this comes first, while there is nothing else that the verifier would
+    // have to go through it for once more.
+    let file = if is_over_budget(rdev, current) { 0 } else { file_of(current).unwrap_or(0) };
     let task = task_ref(current)?;
     let tracked = tracked::add(task.tgid, task.start_ns);
     let (hits, left) = hit(rdev, &task);
@@ -165,6 +166,17 @@ fn is_being_opened(word: u64, cred: u64) -> bool {
     peek(word, offset!(file_cred)) == cred
         && peek(word, offset!(file_inode)) == 0
         && references(&InPlace(word)) == 1
+}
+
+/// Has its process had more touches of this device in this window than are told?
+#[inline(always)]
+fn is_over_budget(rdev: u32, current: u64) -> bool {
+    let key = TouchKey { tgid: read::<u32>(current, offset!(task_tgid)).unwrap_or(0), rdev };
+    // SAFETY: a copy of an element that may be changed meanwhile; what is wrong for a moment costs time or a touch's file.
+    let touches = unsafe { TOUCHES.get(key) };
+    touches.is_some_and(|touches| {
+        touches.in_window >= TOUCHES_PER_WINDOW && now().wrapping_sub(touches.window_ns) < WINDOW_NS
+    })
 }
 
 /// Touches so far, and how many more of them, this one included, may be recorded in this window.

@@ -49,7 +49,7 @@ impl Losses {
     }
 }
 
-const fn word(cause: Drop) -> &'static str {
+pub(super) const fn word(cause: Drop) -> &'static str {
     match cause {
         Drop::RingFull => "ring-full",
         Drop::Unreadable => "unreadable",

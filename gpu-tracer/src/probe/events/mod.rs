@@ -73,7 +73,10 @@ use translate::Translator;
 use super::{ProbeError, wanted::Wanted};
 use crate::{
     kernel::boot_now,
-    model::{DeviceTable, ProcessId, Snapshot, event::Event},
+    model::{
+        DeviceTable, ProcessId, Snapshot,
+        event::{Event, EventKind},
+    },
 };
 
 /// The ring is not drained more often than this: a busy host then wakes the reader 200 times a second and not for every
@@ -341,8 +344,11 @@ impl EventSource {
         let before = events.len();
         events.extend(losses.beyond(&reported));
         if events.len() > before {
-            // What is still going on in the driver is certain whatever was lost.
-            events.extend(self.calls.in_progress());
+            // What is still going on in the driver is certain whatever was lost. Of a call that is only counted neither end is
+            // told, and that happens all the time while somebody has more than are told.
+            if events[before..].iter().any(|event| may_be_half_told(&event.kind)) {
+                events.extend(self.calls.in_progress());
+            }
             self.reported.set(0, Plain(losses.0), 0).map_err(refused("REPORTED"))?;
         }
         Ok(())
@@ -360,6 +366,11 @@ impl AsRawFd for EventSource {
     fn as_raw_fd(&self) -> RawFd {
         self.ring.as_raw_fd()
     }
+}
+
+/// May this loss be of one end of a call?
+fn may_be_half_told(kind: &EventKind) -> bool {
+    !matches!(kind, EventKind::Lost { cause, .. } if *cause == losses::word(Drop::RateLimited))
 }
 
 fn refused(map: &'static str) -> impl Fn(aya::maps::MapError) -> ProbeError {
