@@ -60,10 +60,12 @@ fn a_daemon_asked_about_random_deeds_is_right_about_every_reference_and_names_mo
     assert!(exactly + likely >= not, "{said}");
 }
 
-/// Few processes: what one closes is what it opens next, at the same address.
+/// Few processes: what one closes is what it opens next, at the same address. They rest, as each open is to be told.
 #[test]
 fn a_daemon_asked_about_few_processes_that_reuse_addresses_is_right_about_every_file() {
-    let Some(said) = pass(20, &["--daemon", "--processes", "3", "--burst", "300"]) else { return };
+    let Some(said) = pass(20, &["--daemon", "--processes", "3", "--burst", "300", "--rest", "110"]) else {
+        return;
+    };
     let [exactly, likely, not] = openers(&said);
     // Not each, as others on this host may open the same device more often than can be told.
     assert!(exactly >= likely + not, "{said}");

@@ -36,6 +36,9 @@ pub(crate) struct Arguments {
     /// Steps between two questions, at most.
     #[arg(long, default_value_t = 100)]
     burst: u32,
+    /// Milliseconds between a question and the next burst. A daemon is told of 64 opens of one process and device within 100 ms.
+    #[arg(long, default_value_t = 0)]
+    rest: u32,
     /// How many seconds to look for the shortest sequence that shows a difference.
     #[arg(long, default_value_t = 60)]
     shorten: u64,
@@ -58,6 +61,7 @@ pub(crate) fn task(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         ("--processes", Some(u64::from(arguments.processes))),
         ("--start-with", Some(u64::from(arguments.start_with))),
         ("--burst", Some(u64::from(arguments.burst))),
+        ("--rest", Some(u64::from(arguments.rest))),
         ("--shorten", Some(arguments.shorten)),
     ] {
         if let Some(value) = value {

@@ -1,6 +1,6 @@
 //! Random steps by real processes, and gpu-tracer's answer about every reference after each burst of them.
 //!
-//! `exam [--seed N] [--ops N] [--seconds S] [--daemon] [--processes N] [--start-with N] [--burst N] [--alone-every N] [--shorten S]`; exit status 0 without a difference, 1 with one.
+//! `exam [--seed N] [--ops N] [--seconds S] [--daemon] [--processes N] [--start-with N] [--burst N] [--rest MS] [--alone-every N] [--shorten S]`; exit status 0 without a difference, 1 with one.
 //! As `exam obey FD` it is a worker that replaced its program.
 
 use std::process::ExitCode;
@@ -46,6 +46,7 @@ fn settings(arguments: &[String]) -> Result<Settings> {
         processes: 48,
         start_with: 1,
         burst: (20, 100),
+        rest: Duration::ZERO,
         alone_every: 20,
         shorten: Duration::from_secs(60),
     };
@@ -63,11 +64,12 @@ fn settings(arguments: &[String]) -> Result<Settings> {
             "--seconds" => settings.limit = Some(Duration::from_secs(number)),
             "--processes" => settings.processes = usize::try_from(number)?.max(1),
             "--start-with" => settings.start_with = usize::try_from(number)?,
+            "--rest" => settings.rest = Duration::from_millis(number),
             "--burst" => settings.burst = (number.div_ceil(5), number.max(1)),
             "--alone-every" => settings.alone_every = number.max(1),
             "--shorten" => settings.shorten = Duration::from_secs(number),
             other => bail!(
-                "what is {other}? There are --seed, --ops, --seconds, --daemon, --processes, --start-with, --burst, --alone-every and --shorten"
+                "what is {other}? There are --seed, --ops, --seconds, --daemon, --processes, --start-with, --burst, --rest, --alone-every and --shorten"
             ),
         }
     }

@@ -29,6 +29,9 @@ pub struct Settings {
     pub start_with: usize,
     /// Steps between two questions, at least and at most.
     pub burst: (u64, u64),
+    /// Between a question and the next burst: a daemon is told of so many opens of one process within 100 ms, and only counts the
+    /// rest.
+    pub rest: Duration,
     /// With a daemon: ask the tracer alone after one burst in so many, because that takes far longer.
     pub alone_every: u64,
     /// How long to look for the shortest sequence.
@@ -129,6 +132,7 @@ pub fn examine(settings: &Settings) -> Result<Outcome> {
             return Ok(outcome);
         }
         cast.asked();
+        std::thread::sleep(settings.rest);
         done.push(None);
         // Long ago does not matter: what lives is in the model.
         cast.log.clear();
