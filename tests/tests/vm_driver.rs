@@ -17,21 +17,8 @@ const SOON: Duration = Duration::from_secs(60);
 const LATE: Duration = Duration::from_secs(10);
 const DEVICE: &str = "nvidia3";
 
-/// Is this a guest with the stand-in driver (`cargo xtask vm`)? Says so where not. Its knobs are put back at the end.
-fn standin_driver() -> Option<Knobs> {
-    let loaded = std::path::Path::new("/proc/driver/standin-nvidia").exists();
-    if !loaded {
-        eprintln!("SKIPPED: the stand-in driver is not loaded here; run `cargo xtask vm --test vm_driver`");
-    }
-    loaded.then_some(Knobs)
-}
-
-struct Knobs;
-
-impl Drop for Knobs {
-    fn drop(&mut self) {
-        let _ = driver::tell("clear");
-    }
+fn standin_driver() -> Option<driver::Knobs> {
+    driver::Knobs::take("vm_driver")
 }
 
 /// A process that opens devices and waits.

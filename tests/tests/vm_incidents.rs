@@ -10,17 +10,6 @@ use gpu_tracer_tests::incident::inquiry::{Incident, Why, answer, start};
 use gpu_tracer_tests::incident::renamed::{ALLOCATED_MIB, UNATTRIBUTED_MIB};
 use gpu_tracer_tests::proc;
 
-/// Is this a guest with the stand-in driver (`cargo xtask vm`)? Says so where not.
-fn has_standin_driver() -> bool {
-    let loaded = std::path::Path::new("/proc/driver/standin-nvidia").exists();
-    if !loaded {
-        eprintln!(
-            "SKIPPED: the stand-in driver is not loaded here; run `cargo xtask vm --test vm_incidents`"
-        );
-    }
-    loaded
-}
-
 /// Ends what a person's pattern finds.
 fn pkill(pattern: &str) {
     let status = Command::new("pkill").args(["-9", "-f", pattern]).status().expect("pkill runs");
@@ -41,7 +30,7 @@ fn lives(pid: u32) -> bool {
 
 #[test]
 fn a1_renamed_workers_are_named_and_ended_and_memory_is_back() {
-    if !has_standin_driver() {
+    if !driver::is_loaded("vm_incidents") {
         return;
     }
     let mut incident = Incident::stage("incident-renamed", &[]);
@@ -102,7 +91,7 @@ fn check_the_other_cards(incident: &Incident, certain: bool) {
 
 #[test]
 fn a2a_a_thread_of_a_dead_leader_inside_the_driver_is_stuck() {
-    if !has_standin_driver() {
+    if !driver::is_loaded("vm_incidents") {
         return;
     }
     let mut incident = Incident::stage("incident-gpu4", &["thread"]);
@@ -129,7 +118,7 @@ fn a2a_a_thread_of_a_dead_leader_inside_the_driver_is_stuck() {
 
 #[test]
 fn a2b_a_child_with_inherited_handles_is_named_and_not_its_dead_parent() {
-    if !has_standin_driver() {
+    if !driver::is_loaded("vm_incidents") {
         return;
     }
     let incident = Incident::stage("incident-gpu4", &["inherited"]);
@@ -150,7 +139,7 @@ fn a2b_a_child_with_inherited_handles_is_named_and_not_its_dead_parent() {
 
 #[test]
 fn a2c_a_task_inside_the_drivers_release_is_named_and_never_called_free() {
-    if !has_standin_driver() {
+    if !driver::is_loaded("vm_incidents") {
         return;
     }
     let mut incident = Incident::stage("incident-gpu4", &["releasing"]);
@@ -175,7 +164,7 @@ fn a2c_a_task_inside_the_drivers_release_is_named_and_never_called_free() {
 
 #[test]
 fn a2d_a_handle_in_flight_names_its_receiver() {
-    if !has_standin_driver() {
+    if !driver::is_loaded("vm_incidents") {
         return;
     }
     let incident = Incident::stage("incident-gpu4", &["in-flight"]);
@@ -197,7 +186,7 @@ fn a2d_a_handle_in_flight_names_its_receiver() {
 
 #[test]
 fn a2e_memory_that_the_driver_kept_is_nobodys() {
-    if !has_standin_driver() {
+    if !driver::is_loaded("vm_incidents") {
         return;
     }
     let incident = Incident::stage("incident-gpu4", &["leak"]);

@@ -68,6 +68,34 @@ pub fn tell(command: &str) -> Result<()> {
     fs::write(CONTROL, command).with_context(|| format!("telling the stand-in driver: {command}"))
 }
 
+/// Is this a guest with the stand-in driver (`cargo xtask vm`)? Says so where not, for the tests of `program`.
+#[must_use]
+pub fn is_loaded(program: &str) -> bool {
+    let loaded = Path::new("/proc/driver/standin-nvidia").exists();
+    if !loaded {
+        eprintln!("SKIPPED: the stand-in driver is not loaded here; run `cargo xtask vm --test {program}`");
+    }
+    loaded
+}
+
+/// As long as it lives a test turns the driver's knobs; they are put back at its end.
+#[derive(Debug)]
+pub struct Knobs(());
+
+impl Knobs {
+    /// If [the driver is there](is_loaded).
+    #[must_use]
+    pub fn take(program: &str) -> Option<Self> {
+        is_loaded(program).then_some(Self(()))
+    }
+}
+
+impl Drop for Knobs {
+    fn drop(&mut self) {
+        let _ = tell("clear");
+    }
+}
+
 /// Puts every knob back, lets everybody go and, at the very end, resets all GPUs.
 #[must_use]
 pub fn undo() -> Undo {

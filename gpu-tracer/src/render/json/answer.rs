@@ -23,13 +23,8 @@ const REST: usize = 16 << 10;
 /// # Errors
 /// As for [`write`](super::write); writing itself cannot fail.
 pub fn report(report: &Report) -> io::Result<Vec<u8>> {
-    let Report { schema, taken_at, boot_id, plan, coverage, cost, gpus, files, holders } = report;
-    let mut line = Line::begin(files);
-    line.member("schema", schema)?;
-    line.member("taken_at", taken_at)?;
-    line.member("boot_id", boot_id)?;
-    line.member("plan", plan)?;
-    line.member("coverage", coverage)?;
+    let Report { cost, gpus, files, holders, .. } = report;
+    let mut line = Line::begin(report)?;
     line.member("cost", cost)?;
     line.member("gpus", gpus)?;
     line.files(files)?;
@@ -42,14 +37,8 @@ pub fn report(report: &Report) -> io::Result<Vec<u8>> {
 /// # Errors
 /// As for [`report`].
 pub fn files(report: &Report) -> io::Result<Vec<u8>> {
-    let Report { schema, taken_at, boot_id, plan, coverage, files, .. } = report;
-    let mut line = Line::begin(files);
-    line.member("schema", schema)?;
-    line.member("taken_at", taken_at)?;
-    line.member("boot_id", boot_id)?;
-    line.member("plan", plan)?;
-    line.member("coverage", coverage)?;
-    line.files(files)?;
+    let mut line = Line::begin(report)?;
+    line.files(&report.files)?;
     Ok(line.end())
 }
 
@@ -57,10 +46,18 @@ pub fn files(report: &Report) -> io::Result<Vec<u8>> {
 struct Line(Vec<u8>);
 
 impl Line {
-    fn begin(files: &[FileReport]) -> Self {
+    /// With what every answer begins with.
+    fn begin(report: &Report) -> io::Result<Self> {
+        let Report { schema, taken_at, boot_id, plan, coverage, files, .. } = report;
         let mut text = Vec::with_capacity(REST + files.len() * USUAL);
         text.push(b'{');
-        Self(text)
+        let mut line = Self(text);
+        line.member("schema", schema)?;
+        line.member("taken_at", taken_at)?;
+        line.member("boot_id", boot_id)?;
+        line.member("plan", plan)?;
+        line.member("coverage", coverage)?;
+        Ok(line)
     }
 
     fn name(&mut self, name: &str) {
