@@ -145,3 +145,75 @@ fn while_not_every_touch_is_told_a_file_that_stays_in_its_slot_stays_the_same() 
     ledger.reconcile(&look(200_000, 201_000, &[(1, 10, 3), (2, 20, 7)]));
     assert_eq!((ids(&ledger), openings(&ledger)[0]), (vec![1, 2], Some((10, 60_000, true))));
 }
+
+#[test]
+fn what_a_process_may_have_opened_anew_and_untold_is_not_exactly_the_one_remembered() {
+    let mut ledger = one_open();
+    ledger.apply(&opens_as_the_last_told(110_000, 10, 7, 2));
+    // The file at address 1 may have been closed and another opened in its place.
+    ledger.reconcile(&look(125_000, 126_000, &[(1, 10, 3), (2, 10, 7)]));
+    assert_eq!(openings(&ledger)[0], Some((10, 60_000, false)));
+}
+
+#[test]
+fn what_was_seen_after_the_last_untold_open_stays_exact() {
+    let mut ledger = nothing_open();
+    ledger.apply(&opens_as_the_last_told(60_000, 10, 7, 2));
+    ledger.apply(&opens_as(80_000, 10, 3, 1));
+    for taken_ns in [100_000, 200_000] {
+        ledger.reconcile(&look(taken_ns, taken_ns + 1_000, &[(1, 10, 3), (2, 10, 7)]));
+        assert_eq!(openings(&ledger), [Some((10, 80_000, true)), Some((10, 60_000, false))]);
+    }
+}
+
+#[test]
+fn what_may_be_untold_of_one_device_leaves_others_exact() {
+    let mut ledger = one_open();
+    let mut event = opens_as_the_last_told(110_000, 10, 7, 2);
+    if let EventKind::DeviceTouched { device, .. } = &mut event.kind {
+        *device = CTL;
+    }
+    ledger.apply(&event);
+    ledger.apply(&super::event(111_000, EventKind::Lost { count: 3, cause: "rate-limited" }));
+    ledger.reconcile(&look(125_000, 126_000, &[(1, 10, 3)]));
+    assert_eq!(openings(&ledger), [Some((10, 60_000, true))]);
+}
+
+#[test]
+fn an_untold_open_by_a_parent_may_be_what_its_child_holds() {
+    let mut ledger = nothing_open();
+    ledger.apply(&opens_as(60_000, 20, 3, 1));
+    ledger.reconcile(&look(100_000, 105_000, &[(1, 20, 3)]));
+    ledger.apply(&forked(106_000, 10, 30));
+    ledger.apply(&opens_as_the_last_told(107_000, 10, 7, 2));
+    let mut seen = look(125_000, 126_000, &[(1, 30, 3), (2, 10, 7)]);
+    seen.tasks.push(Task { ppid: 10, ..task(30, 30) });
+    ledger.reconcile(&seen);
+    assert!(openings(&ledger)[0].is_none_or(|(.., exact)| !exact), "{:?}", openings(&ledger));
+}
+
+#[test]
+fn after_a_loss_that_may_be_of_any_open_nothing_remembered_is_exact() {
+    let mut ledger = one_open();
+    ledger.apply(&event(110_000, EventKind::Lost { count: 1, cause: "ring-full" }));
+    ledger.reconcile(&look(120_000, 121_000, &[(1, 10, 3)]));
+    assert_eq!((ids(&ledger), openings(&ledger)), (vec![1], vec![Some((10, 60_000, false))]));
+}
+
+#[test]
+fn what_an_exiting_process_may_have_opened_anew_and_untold_is_not_exact() {
+    let mut ledger = one_open();
+    ledger.apply(&opens_as_the_last_told(110_000, 10, 7, 2));
+    ledger.apply(&exiting(112_000, 10, 0, &[(1, 3)]));
+    assert_eq!(openings(&ledger)[0], Some((10, 60_000, false)));
+}
+
+#[test]
+fn what_the_driver_told_of_stays_exact_though_touches_are_untold() {
+    let mut ledger = nothing_open();
+    ledger.apply(&opened(60_000, 10, 1, GPU0));
+    ledger.reconcile(&look(100_000, 105_000, &[(1, 10, 3)]));
+    ledger.apply(&opens_as_the_last_told(110_000, 10, 7, 2));
+    ledger.reconcile(&look(125_000, 126_000, &[(1, 10, 3)]));
+    assert_eq!(openings(&ledger), [Some((10, 60_000, true))]);
+}
