@@ -38,6 +38,7 @@ mod release;
 mod resolve;
 mod tidy;
 mod touches;
+mod untold;
 mod view;
 mod world;
 
@@ -194,8 +195,11 @@ impl Ledger {
 
     /// Nothing was recorded from `from_ns` to `noticed_ns`: the tracer was not running, or its hooks were not attached.
     pub fn note_gap(&mut self, from_ns: u64, noticed_ns: u64, cause: GapCause) {
+        if Self::may_have_missed_opens(&cause) {
+            self.touches.addresses.doubt(noticed_ns);
+            self.touches.untold.lose(noticed_ns);
+        }
         self.gaps.open(from_ns, noticed_ns, cause);
-        self.touches.addresses.doubt(noticed_ns);
         self.doubt(noticed_ns);
     }
 

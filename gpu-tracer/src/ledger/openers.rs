@@ -65,7 +65,7 @@ enum Claim {
 pub(super) enum Sameness {
     Same,
     Another,
-    /// None of its references has stayed, and the device was touched since.
+    /// None of its references has stayed, and the device was touched since; or not all opens were told.
     Undecided,
 }
 
@@ -274,7 +274,8 @@ impl Ledger {
         scope: Scope<'_>,
     ) -> Sameness {
         let Some(seen_ns) = file.seen_ns else { return Sameness::Same };
-        if !self.touches.addresses.may_lack(file.device, file.latest_ns()) {
+        let untold = self.may_be_untold(file, referrers);
+        if !untold && !self.touches.addresses.may_lack(file.device, file.latest_ns()) {
             return Sameness::Same;
         }
         let after = |at_ns: Option<&u64>| at_ns.is_some_and(|at_ns| *at_ns > seen_ns);
@@ -283,7 +284,7 @@ impl Ledger {
         let refilled = |via: &Via| slot_of(via).is_some_and(|slot| after(asked.reserved.get(&slot)));
         let stayed = |via: &Via| !refilled(via) && file.references.binary_search(via).is_ok();
         if vias.clone().any(stayed) {
-            let doubtful = touched_without_slot || vias.clone().any(refilled);
+            let doubtful = untold || touched_without_slot || vias.clone().any(refilled);
             return if doubtful { Sameness::Undecided } else { Sameness::Same };
         }
         let window = Window { since_ns: seen_ns, ..scope.window };
@@ -302,27 +303,6 @@ impl Ledger {
             let touched = |touch: &Touch| touch.device == file.device && window.has(touch);
             file.holder(*process).is_none() && self.touches.of(*process).any(touched)
         })
-    }
-
-    /// After everything that is new has its opener: files of which it is not known whether they are those that were there
-    /// before, and whose device was touched since by somebody who has no file for it, may be younger than their record says.
-    pub(super) fn doubt_openings(&mut self, undecided: &[(u64, u64)], until_ns: u64) {
-        if undecided.is_empty() {
-            return;
-        }
-        let mut last: Map<DeviceNumber, u64> = Map::default();
-        for touch in self.touches.all().filter(|touch| touch.at_ns <= until_ns) {
-            let known = last.entry(touch.device).or_insert(touch.at_ns);
-            *known = touch.at_ns.max(*known);
-        }
-        for (id, seen_ns) in undecided {
-            if let Some(file) = self.files.get_mut(*id)
-                && last.get(&file.device).is_some_and(|at_ns| at_ns > seen_ns)
-                && let Some(opened) = &mut file.opened
-            {
-                opened.certainty = Certainty::Likely;
-            }
-        }
     }
 }
 

@@ -10,6 +10,7 @@ use super::release::of_file;
 use super::resolve::{Resolved, ResolvedFile, ResolvedHolder, Ways, resolve};
 use super::tidy::entries;
 use super::touches::{Asked, Window};
+use super::untold::Undecided;
 use super::world::World;
 use super::{Ledger, Looked};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
@@ -175,8 +176,10 @@ impl Ledger {
                     }
                 }
                 Sameness::Undecided => {
-                    let seen_ns = self.files.get(id).and_then(|file| file.seen_ns).unwrap_or(0);
-                    undecided.push((id, seen_ns));
+                    let Some(file) = self.files.get(id) else { continue };
+                    let referrers: Vec<ProcessId> = referrers(holding.of(index)).collect();
+                    let untold = self.may_be_untold(file, &referrers);
+                    undecided.push(Undecided { id, seen_ns: file.seen_ns.unwrap_or(0), untold });
                 }
             }
             ids[index] = id;
@@ -275,7 +278,10 @@ impl Ledger {
         if file.differs(seen.device, seen.identity) {
             return Sameness::Another;
         }
-        let Some(before) = scene.before.filter(|_| !self.touches.is_empty()) else { return Sameness::Same };
+        let told = |before: &Looked| {
+            !self.touches.is_empty() || self.touches.untold.any(before.taken_ns.min(file.latest_ns()))
+        };
+        let Some(before) = scene.before.filter(told) else { return Sameness::Same };
         if file.opener_due.is_some() {
             return Sameness::Same;
         }

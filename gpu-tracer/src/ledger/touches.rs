@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use super::addresses::Addresses;
+use super::untold::Untold;
 use crate::model::event::{Slot, TaskId};
 use crate::model::hash::{Map, Set};
 use crate::model::{DeviceNumber, FileKey, ProcessId, RawText};
@@ -80,6 +81,7 @@ pub(super) struct Touches {
     last: Map<DeviceNumber, Vec<(ProcessId, u64)>>,
     /// Those that tell of a file. Matched ones are not among them.
     pub(super) addresses: Addresses,
+    pub(super) untold: Untold,
 }
 
 impl Touch {
@@ -267,6 +269,7 @@ impl Touches {
         self.logs.retain(|process, log| !log.is_empty() && keep(*process));
         self.last.retain(|_, last| last[0].1 > since_ns);
         self.addresses.retain(since_ns, &keep);
+        self.untold.retain(since_ns);
         self.recount();
     }
 }

@@ -207,13 +207,3 @@ fn what_an_exiting_process_may_have_opened_anew_and_untold_is_not_exact() {
     ledger.apply(&exiting(112_000, 10, 0, &[(1, 3)]));
     assert_eq!(openings(&ledger)[0], Some((10, 60_000, false)));
 }
-
-#[test]
-fn what_the_driver_told_of_stays_exact_though_touches_are_untold() {
-    let mut ledger = nothing_open();
-    ledger.apply(&opened(60_000, 10, 1, GPU0));
-    ledger.reconcile(&look(100_000, 105_000, &[(1, 10, 3)]));
-    ledger.apply(&opens_as_the_last_told(110_000, 10, 7, 2));
-    ledger.reconcile(&look(125_000, 126_000, &[(1, 10, 3)]));
-    assert_eq!(openings(&ledger), [Some((10, 60_000, true))]);
-}
