@@ -51,7 +51,7 @@ fn tell(recorder: &mut Recorder, n: u64) {
 #[test]
 fn writer() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
-    let Opened { mut recorder, last_file } = journal::open(options(Path::new(&directory))).unwrap();
+    let Opened { mut recorder, last_file, .. } = journal::open(options(Path::new(&directory))).unwrap();
     assert_eq!(last_file, 0);
     let mut said = 0;
     for n in 1.. {
@@ -134,7 +134,7 @@ fn a_writer_killed_at_any_moment_leaves_all_that_it_had_committed_and_the_next_g
         let committed = killed_writer(dir.path(), after);
         let events = events_of_a_beginning(dir.path());
         assert!(events >= committed, "trial {trial}: {events} events of {committed}, killed after {after:?}");
-        let Opened { recorder, last_file } = journal::open(options(dir.path())).unwrap();
+        let Opened { recorder, last_file, .. } = journal::open(options(dir.path())).unwrap();
         assert_eq!(recorder.health().moved_aside, None, "trial {trial}");
         assert_eq!(last_file, events.div_ceil(EVENTS_OF_A_FILE), "trial {trial}");
         assert!(recorder.close());

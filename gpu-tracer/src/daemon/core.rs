@@ -15,6 +15,7 @@ use super::judging::Judge;
 use super::lastly::Lastly;
 use super::looking;
 use super::notify::Manager;
+use super::numbering::Numbering;
 use super::pace::Pace;
 use super::recollection::Keeping;
 use super::sampler::Sampler;
@@ -87,7 +88,8 @@ pub(super) struct Core {
     /// A pass of a look that has not come back by then is given up.
     pub(super) patience: Duration,
     /// `None`: what it saw need not be known to the next.
-    lastly: Option<Lastly>,
+    pub(super) lastly: Option<Lastly>,
+    pub(super) numbering: Option<Numbering>,
     recheck_due: Instant,
     drained: Instant,
     housekeeping_due: Instant,
@@ -137,6 +139,7 @@ impl Core {
             sampler: Sampler::default(),
             judge: Judge::idle(),
             keeping: Keeping::new(lastly.as_ref(), now),
+            numbering: None,
             was_held: false,
             patience: looking::PASS_DEADLINE,
             lastly,
@@ -201,6 +204,7 @@ impl Core {
             self.follow_driver_if_due()?;
             self.judge_if_due();
             self.keep_if_due();
+            self.reserve_numbers();
             self.housekeeping(manager);
         }
     }

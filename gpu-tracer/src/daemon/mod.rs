@@ -28,6 +28,7 @@ mod looking;
 mod memory;
 mod metrics;
 mod notify;
+mod numbering;
 mod pace;
 mod peer;
 mod recollection;
@@ -118,6 +119,7 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
     manager.tell("STOPPING=1");
     core.remember_being_alive();
     core.keep(true);
+    core.return_numbers();
     core.close_journal();
     drop(socket);
     ended

@@ -3,7 +3,7 @@
 //!
 //! The file has kernel addresses in it, so that it is root's alone, and it is worth nothing in another boot.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, Permissions};
 use std::io::{BufWriter, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::core::Core;
 use super::lastly::{self, Lastly};
+use super::numbering::Numbering;
 use crate::ledger::{Opened, Origin, Recollection};
 use crate::model::change::Identity;
 use crate::model::{DeviceNumber, FileKey, ProcessId, RawText};
@@ -21,7 +22,7 @@ use crate::probe::events::{Losses, Start};
 
 const NAME: &str = "open-files.json";
 /// Of the document; another is not read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// It is not written more often.
 const RHYTHM: Duration = Duration::from_secs(1);
 /// Nor so often that it takes more than this part of a processor.
@@ -51,6 +52,7 @@ struct Opener {
 
 #[derive(Serialize, Deserialize)]
 struct File {
+    id: u64,
     address: u64,
     device: (u32, u32),
     identity: u64,
@@ -137,6 +139,7 @@ impl File {
         let origins =
             known.origins.iter().filter_map(|(holder, origin)| Some((pair(*holder), came(*origin)?)));
         Self {
+            id: known.id,
             address: known.file.0,
             device: (known.device.major, known.device.minor),
             identity: known.identity,
@@ -156,6 +159,7 @@ impl File {
             Came::Passed(from) => Origin::Passed { from: from.map(process) },
         };
         Recollection {
+            id: self.id,
             file: FileKey(self.address),
             device: DeviceNumber { major: self.device.0, minor: self.device.1 },
             identity: self.identity,
@@ -189,6 +193,20 @@ impl Core {
         let Some((known, whole)) = self.keeping.before.take() else { return };
         let resumed = self.source.as_ref().is_some_and(|source| source.start() == Start::Resumed);
         self.ledger.recall(&known, whole && resumed && !self.lost_any());
+    }
+
+    /// Before the first look: numbers of files go on after all that was ever given, and files that are there still keep theirs.
+    /// `left`: files in the journal's record that had no end, and its last one; `None` where no journal is kept.
+    pub(super) fn number_files(&mut self, left: Option<(&HashSet<u64>, u64)>) {
+        if let Some((_, last_file)) = left {
+            self.ledger.continue_after(last_file);
+        }
+        self.numbering = self.lastly.as_ref().map(|lastly| Numbering::go_on(lastly, &mut self.ledger));
+        let Some((known, _)) = &self.keeping.before else { return };
+        // A number by which the journal knows a file that has ended is another's.
+        let is_free = |id: u64| left.is_none_or(|(open, last)| open.contains(&id) || id > last);
+        let known: Vec<Recollection> = known.iter().filter(|file| is_free(file.id)).cloned().collect();
+        self.ledger.expect(&known);
     }
 
     /// Was anything not told since the hooks were attached?
@@ -240,6 +258,7 @@ mod tests {
         });
         let device = DeviceNumber { major: 195, minor: 255 };
         let file = |address: u64, opened, origins| Recollection {
+            id: address & 0xfff,
             file: FileKey(address),
             device,
             identity: u64::MAX - address,
@@ -284,7 +303,7 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         let spoilt = [
             text.replace(lastly.boot_id(), "another"),
-            text.replace("\"version\":1", "\"version\":2"),
+            text.replace("\"version\":2", "\"version\":1"),
             text[..text.len() / 2].to_owned(),
             // A place that no opener has.
             "[]".to_owned(),

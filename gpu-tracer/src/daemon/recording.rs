@@ -12,10 +12,10 @@ use crate::model::{GpuMemory, ProcessId};
 impl Core {
     /// Opens the journal, if one is wanted, and numbers files from its last on.
     pub(super) fn open_journal(&mut self) {
-        let Some(retention) = self.settings.retention else { return };
+        let Some(retention) = self.settings.retention else { return self.number_files(None) };
         let Some(boot_id) = kernel::boot_id(Path::new("/")) else {
             log::warning("no history is kept: this boot has no identity; mount /proc");
-            return;
+            return self.number_files(None);
         };
         let line = |path: &str| {
             std::fs::read_to_string(path)
@@ -33,7 +33,7 @@ impl Core {
         };
         match journal::open(options) {
             Ok(opened) => {
-                self.ledger.continue_after(opened.last_file);
+                self.number_files(Some((&opened.left, opened.last_file)));
                 self.recorder = Some(opened.recorder);
                 self.write_down_gpus();
             }
@@ -42,6 +42,7 @@ impl Core {
                 let path = self.settings.state_dir.join(journal::NAME);
                 log::warning(&format!("no history is kept: {}: {error}", path.display()));
                 self.journal_problem = Some(error.to_string());
+                self.number_files(None);
             }
         }
         self.say_how_the_journal_is();

@@ -1,5 +1,6 @@
 //! Opening the journal for writing: made if there is none, moved aside if it is broken, left alone if it is newer.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -14,7 +15,7 @@ use super::health::{Shared, State};
 use super::queue::Queue;
 use super::recorder::Recorder;
 use super::retention::Retention;
-use super::standing::{boot_row, end_what_was_left};
+use super::standing::{boot_row, end_what_was_left, left_open};
 use super::store::Store;
 use super::writer::Writer;
 use super::{JournalError, schema};
@@ -71,6 +72,8 @@ pub struct Opened {
     pub recorder: Recorder,
     /// The last id of a file in it.
     pub last_file: u64,
+    /// Files of this boot that had no end when it was opened: they may be open still.
+    pub left: HashSet<u64>,
 }
 
 /// Opens it and starts the writer. Where the disk does not allow that now, the writer goes on trying.
@@ -80,7 +83,7 @@ pub struct Opened {
 pub fn open(options: Options) -> Result<Opened, JournalError> {
     let health = Shared::default();
     health.change(|health| health.path = options.directory.join(NAME).display().to_string());
-    let database = match Database::open(&options, &health) {
+    let mut database = match Database::open(&options, &health) {
         Ok(database) => Some(database),
         Err(error @ (JournalError::Newer { .. } | JournalError::Foreign)) => return Err(error),
         Err(error) => {
@@ -91,6 +94,7 @@ pub fn open(options: Options) -> Result<Opened, JournalError> {
         }
     };
     let last_file = database.as_ref().map_or(0, |database| database.last_file);
+    let left = database.as_mut().map(|database| std::mem::take(&mut database.left)).unwrap_or_default();
     let (queue, wanted) = (Queue::default(), Arc::new(AtomicBool::new(false)));
     let now_ns = options.now_ns;
     let writer = Writer::new(options, queue.clone(), health.clone(), Arc::clone(&wanted), database);
@@ -98,7 +102,7 @@ pub fn open(options: Options) -> Result<Opened, JournalError> {
         .name("journal".to_owned())
         .spawn(move || writer.run())
         .map_err(|source| JournalError::File { path: NAME.into(), source })?;
-    Ok(Opened { recorder: Recorder::new(queue, health, wanted, thread, now_ns), last_file })
+    Ok(Opened { recorder: Recorder::new(queue, health, wanted, thread, now_ns), last_file, left })
 }
 
 /// The file, and what is known of what is in it.
@@ -106,6 +110,7 @@ pub(super) struct Database {
     pub(super) db: Connection,
     pub(super) store: Store,
     last_file: u64,
+    left: HashSet<u64>,
 }
 
 impl Database {
@@ -159,6 +164,7 @@ impl Database {
             look_for_broken_pages(&mut db)?;
         }
         let transaction = db.transaction()?;
+        let left = left_open(&transaction, &options.boot_id)?;
         end_what_was_left(&transaction)?;
         let boot = boot_row(
             &transaction,
@@ -176,7 +182,7 @@ impl Database {
         let last_file: i64 =
             transaction.query_row("SELECT coalesce(max(id), 0) FROM file", [], |row| row.get(0))?;
         transaction.commit()?;
-        Ok(Self { db, store: Store::new(boot, run), last_file: last_file.unsigned_abs() })
+        Ok(Self { db, store: Store::new(boot, run), last_file: last_file.unsigned_abs(), left })
     }
 
     /// Files that the core numbers from the beginning get numbers after those that are there.

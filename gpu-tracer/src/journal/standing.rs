@@ -130,6 +130,14 @@ impl Store {
     }
 }
 
+/// Files of this boot without an end.
+pub(super) fn left_open(db: &Connection, boot_id: &str) -> rusqlite::Result<HashSet<u64>> {
+    let mut open = db.prepare(&format!(
+        "SELECT file.id FROM file JOIN boot ON boot.id = file.boot WHERE boot_id = ?1 AND level = {OPEN_LEVEL}"
+    ))?;
+    open.query_map([boot_id], |row| row.get::<_, i64>(0).map(i64::unsigned_abs))?.collect()
+}
+
 /// Ends what an earlier daemon left without an end: after its last sign of life nothing is known of it.
 pub(super) fn end_what_was_left(db: &Connection) -> rusqlite::Result<()> {
     let mut runs = db.prepare("SELECT boot, max(alive_ns) FROM run GROUP BY boot")?;

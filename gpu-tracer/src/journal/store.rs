@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension as _};
 
 use super::detail::Detail;
 use super::ids::{Ids, ns};
@@ -168,7 +168,7 @@ impl Store {
         Ok(())
     }
 
-    /// A file that has no row yet gets one.
+    /// A file that has no row yet gets one. One whose end nobody had seen lives still: an earlier daemon knew it by this number.
     pub(super) fn meet_file(
         &mut self,
         db: &Connection,
@@ -179,9 +179,16 @@ impl Store {
         if self.files.contains_key(&id) {
             return Ok(());
         }
-        db.prepare_cached("INSERT OR IGNORE INTO file (id, boot, device, since_ns) VALUES (?1, ?2, ?3, ?4)")?
-            .execute((self.row_of(id), self.boot, device, ns(at_ns)))?;
-        self.files.insert(id, Living { since_ns: at_ns, held: Vec::new() });
+        let since_ns: Option<i64> = db
+            .prepare_cached(
+                "INSERT INTO file (id, boot, device, since_ns) VALUES (?1, ?2, ?3, ?4) \
+                 ON CONFLICT (id) DO UPDATE SET until_ns = NULL, ended = NULL, level = 64 \
+                 WHERE boot = excluded.boot AND device = excluded.device AND ended = 'unseen' RETURNING since_ns",
+            )?
+            .query_row((self.row_of(id), self.boot, device, ns(at_ns)), |row| row.get(0))
+            .optional()?;
+        let since_ns = since_ns.map_or(at_ns, i64::unsigned_abs);
+        self.files.insert(id, Living { since_ns, held: Vec::new() });
         Ok(())
     }
 

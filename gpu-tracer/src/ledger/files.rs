@@ -276,10 +276,15 @@ impl Files {
     /// A file that was not known. Whatever was at its address must have been removed.
     pub(super) fn insert(&mut self, record: FileRecord) -> u64 {
         self.last_id += 1;
-        let before = self.by_key.insert(record.key, self.last_id);
+        self.insert_as(self.last_id, record)
+    }
+
+    /// A file that has this number already, and that no living file has.
+    pub(super) fn insert_as(&mut self, id: u64, record: FileRecord) -> u64 {
+        let before = self.by_key.insert(record.key, id);
         debug_assert!(before.is_none(), "two files at one address");
-        self.records.insert(self.last_id, Box::new(record));
-        self.last_id
+        self.records.insert(id, Box::new(record));
+        id
     }
 
     /// A file whose release is deferred goes by the driver's name for that work from now on: its address is free.

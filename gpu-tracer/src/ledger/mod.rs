@@ -59,11 +59,13 @@ pub use crate::model::change::Identity;
 
 use std::sync::Arc;
 
-use crate::model::ProcessId;
 use crate::model::change::{Gap, GapCause, ProcessDescription};
+use crate::model::hash::Map;
+use crate::model::{FileKey, ProcessId};
 use files::Files;
 use gap::Gaps;
 use lineage::Processes;
+use recall::Expected;
 use touches::Touches;
 use view::HolderEntry;
 
@@ -74,6 +76,8 @@ pub struct Ledger {
     processes: Processes,
     touches: Touches,
     gaps: Gaps,
+    /// What an earlier daemon knew, until the first look.
+    expected: Map<FileKey, Expected>,
     /// As of the last snapshot; ids of files released since are skipped when read.
     holders: Vec<HolderEntry>,
     looked: Option<Looked>,
@@ -92,6 +96,12 @@ struct Looked {
 }
 
 impl Ledger {
+    /// The last number that a file was given.
+    #[must_use]
+    pub fn last_id(&self) -> u64 {
+        self.files.next_id() - 1
+    }
+
     /// Knows nothing yet. For a caller that takes snapshots and nothing else.
     #[must_use]
     pub fn new() -> Self {

@@ -15,7 +15,7 @@ use super::world::World;
 use super::{Ledger, Looked};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::{Slot, TaskId};
-use crate::model::hash::Set;
+use crate::model::hash::{Map, Set};
 use crate::model::snapshot::Source;
 use crate::model::{FileKey, OpenFile, ProcessId, Snapshot, Via};
 
@@ -193,8 +193,12 @@ impl Ledger {
             let seen = &resolved.files[*index];
             let born_ns = seen.seen_ns.max(scene.taken_ns);
             let file = FileRecord::new(seen.key, seen.device, FileState::Open, born_ns);
-            ids[*index] = self.files.insert(file);
+            ids[*index] = match self.expected(seen, holding.of(*index)) {
+                Some(id) => self.files.insert_as(id, file),
+                None => self.files.insert(file),
+            };
         }
+        self.expected = Map::default();
         let changed = || (0..ids.len()).filter(|index| !as_before[*index]);
         for (id, seen) in changed().map(|index| (ids[index], &resolved.files[index])) {
             if let Some(file) = self.files.get_mut(id) {

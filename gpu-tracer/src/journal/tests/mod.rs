@@ -135,7 +135,7 @@ struct Desk {
 impl Desk {
     fn open(options: Options) -> Self {
         let now_ns = options.now_ns;
-        let Opened { mut recorder, last_file } = super::open(options).unwrap();
+        let Opened { mut recorder, last_file, .. } = super::open(options).unwrap();
         let mut ledger = Ledger::new();
         ledger.continue_after(last_file);
         recorder.alive(now_ns, i128::from(BOOTED));
