@@ -47,6 +47,47 @@ fn between_two_daemons_and_two_boots_there_are_holes() {
 }
 
 #[test]
+fn a_file_that_is_open_after_a_restart_goes_on_in_its_row() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path());
+    let mut desk = Desk::open(options(dir.path(), "boot-1", 2_000 * MS));
+    let mut before = Ledger::new();
+    before.reconcile(&one_holder().snapshot(1_020 * MS));
+    desk.ledger.expect(&before.recollections());
+    desk.look(&one_holder().snapshot(2_010 * MS));
+    desk.look(&World::default().snapshot(2_020 * MS));
+    desk.close();
+    let reader = read(dir.path());
+    let holdings = reader.holdings(all(&reader), &everything(), None).unwrap();
+    let times: Vec<(u64, Option<i64>)> = holdings.iter().map(|held| (held.file, held.until_ns)).collect();
+    let ms = |ms: u64| i64::try_from(ms * MS).unwrap();
+    assert_eq!(
+        times,
+        [(1, Some(ms(1_020) + 1)), (1, Some(ms(2_020)))],
+        "what was held in between nobody saw"
+    );
+    let files: Vec<(i64, i64, i64)> = {
+        let db = rusqlite::Connection::open(dir.path().join(NAME)).unwrap();
+        let mut select = db.prepare("SELECT id, since_ns, until_ns FROM file").unwrap();
+        let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap();
+        rows.map(Result::unwrap).collect()
+    };
+    assert_eq!(files, [(1, ms(1_010), ms(2_020))]);
+    let left = crate::journal::open(options(dir.path(), "boot-1", 3_000 * MS)).unwrap();
+    assert!(left.left.is_empty() && left.recorder.close(), "it has ended");
+}
+
+#[test]
+fn a_row_that_ended_in_sight_or_in_another_boot_is_not_gone_on_with() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path());
+    let of_another = crate::journal::open(options(dir.path(), "boot-2", 3_000 * MS)).unwrap();
+    assert!(of_another.left.is_empty() && of_another.recorder.close());
+    let again = crate::journal::open(options(dir.path(), "boot-1", 4_000 * MS)).unwrap();
+    assert!(again.left.is_empty() && again.recorder.close(), "its end was written at the opening before");
+}
+
+#[test]
 fn before_the_record_and_after_its_end_nothing_is_claimed() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path());

@@ -75,3 +75,48 @@ fn a_holder_that_has_opened_the_device_since_may_have_opened_this_file() {
     assert!(opener.is_none_or(|(opener, ..)| opener == 20), "{opener:?}");
     assert_ne!(origin, Origin::Inherited { from: process(10) });
 }
+
+/// The number of the only file after the first look of a daemon that expects what was [`known`].
+fn number_after(events: &[Event], identity: u64, known: &[Recollection]) -> u64 {
+    let mut ledger = Ledger::new();
+    ledger.continue_after(500);
+    ledger.expect(known);
+    events.iter().for_each(|event| drop(ledger.apply(event)));
+    ledger.reconcile(&world(200_000, vec![task(20, 20)], vec![file(identity)], vec![fd(1, 20, 3)]));
+    let number = ledger.view().files[0].id;
+    // Only the first look may find what was expected.
+    ledger.apply(&released(210_000, 1));
+    ledger.reconcile(&world(300_000, vec![task(20, 20)], vec![file(identity)], vec![fd(1, 20, 3)]));
+    assert!(ledger.view().files[0].id > 500, "{:?}", ledger.view().files);
+    number
+}
+
+#[test]
+fn a_file_keeps_its_number_and_another_gets_one_that_none_has_had() {
+    let known = known();
+    assert_eq!(number_after(&[], IDENTITY, &known), known[0].id);
+    assert_eq!(number_after(&[], IDENTITY + 1, &known), 501, "another identity");
+    assert_eq!(number_after(&[], 0, &known), 501, "where that cannot be told");
+    assert_eq!(
+        number_after(&[opens(150_000, 20, GPU0, 9)], IDENTITY, &known),
+        501,
+        "its holder has opened one since"
+    );
+    let mut opened_there = opens(150_000, 30, GPU0, 9);
+    if let EventKind::DeviceTouched { file, .. } = &mut opened_there.kind {
+        *file = Some(FileKey(1));
+    }
+    assert_eq!(number_after(&[opened_there], IDENTITY, &known), 501, "its address was opened since");
+    let unheard_of: Vec<Recollection> =
+        known.iter().cloned().map(|file| Recollection { id: 501, ..file }).collect();
+    assert_eq!(number_after(&[], IDENTITY, &unheard_of), 501, "a number that is yet to be given");
+}
+
+#[test]
+fn what_nobody_saw_the_opening_of_keeps_its_number_too() {
+    let mut before = Ledger::new();
+    before.reconcile(&world(100_000, vec![task(20, 20)], vec![file(IDENTITY)], vec![fd(1, 20, 3)]));
+    let known = before.recollections();
+    assert!(known[0].opened.is_none() && known[0].origins.is_empty(), "{known:?}");
+    assert_eq!(number_after(&[], IDENTITY, &known), known[0].id);
+}
