@@ -318,6 +318,11 @@ impl Files {
         self.records.iter().map(|(id, record)| (*id, record.as_ref()))
     }
 
+    /// This one and all with greater ids, in order.
+    pub(super) fn from(&mut self, id: u64) -> impl Iterator<Item = (u64, &mut FileRecord)> {
+        self.records.range_mut(id..).map(|(id, record)| (*id, record.as_mut()))
+    }
+
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut FileRecord)> {
         self.records.iter_mut().map(|(id, record)| (*id, record.as_mut()))
     }

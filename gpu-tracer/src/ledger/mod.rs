@@ -38,6 +38,7 @@ mod release;
 mod resolve;
 mod tidy;
 mod touches;
+mod unchanged;
 mod view;
 mod world;
 

@@ -4,12 +4,13 @@ use std::borrow::Cow;
 
 use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
-use super::holding::{Holding, Scene, is_held_by, take_holders};
+use super::holding::{Holding, Scene, take_holders};
 use super::openers::{Fresh, Sameness, Scope, slot_of};
 use super::release::of_file;
 use super::resolve::{Resolved, ResolvedFile, ResolvedHolder, Ways, resolve};
 use super::tidy::entries;
 use super::touches::{Asked, Window};
+use super::unchanged::{is_as_before, see_again};
 use super::world::World;
 use super::{Ledger, Looked};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
@@ -141,6 +142,7 @@ impl Ledger {
     ) -> Known {
         let mut ids = vec![0; resolved.files.len()];
         let mut as_before = vec![false; resolved.files.len()];
+        self.see_unchanged(resolved, holding, scene, (&mut ids, &mut as_before));
         let (mut new, mut due, mut undecided) = (Vec::new(), Vec::new(), Vec::new());
         // Taken for another than the file remembered, and not for sure.
         let mut likely: Set<usize> = Set::default();
@@ -148,6 +150,9 @@ impl Ledger {
         for (index, seen) in resolved.files.iter().enumerate() {
             let named = resolved.vias(seen).len() as u64;
             drift.racing += u64::from(seen.count.is_some_and(|count| named > count));
+            if as_before[index] {
+                continue;
+            }
             let Some(id) = self.files.id_of(seen.key) else {
                 new.push(index);
                 continue;
@@ -413,30 +418,8 @@ fn referrers(held: &[(ProcessId, Ways)]) -> impl Iterator<Item = ProcessId> {
     held.iter().filter(|(_, ways)| ways.direct() > 0).map(|(process, _)| *process)
 }
 
-/// Is a file that is known again open, accounted for, and held as it was? Of thousands of files hardly any is not, and going
-/// through all of them once less is what it is about.
-fn is_as_before<'a>(
-    file: &FileRecord,
-    seen: &ResolvedFile,
-    vias: impl ExactSizeIterator<Item = &'a Via>,
-    now: &[(ProcessId, Ways)],
-) -> bool {
-    let settled = file.state == FileState::Open && file.droppers.is_empty() && file.dropping == 0;
-    let accounted = file.unexplained() == 0 && file.unexplained_since_ns.is_none();
-    let same = (file.count, file.identity) == (seen.count, seen.identity);
-    let named = file.named == vias.len() as u64 && !file.held_by.is_empty();
-    settled && accounted && same && named && is_held_by(file, now) && vias.eq(&file.references)
-}
-
-/// All that [`see`] and [`Ledger::take_holdings`] would do with such a file.
-fn see_again(file: &mut FileRecord, seen: &ResolvedFile, taken_ns: u64) {
-    note_seen(file, seen, taken_ns);
-    (file.announced, file.doubtful, file.checked) = (false, false, false);
-    file.last_holder = None;
-}
-
 /// Writes down when a file was seen.
-fn note_seen(file: &mut FileRecord, seen: &ResolvedFile, taken_ns: u64) {
+pub(super) fn note_seen(file: &mut FileRecord, seen: &ResolvedFile, taken_ns: u64) {
     file.seen_ns = Some(taken_ns);
     file.alive_ns = seen.seen_ns.max(taken_ns);
 }
