@@ -30,6 +30,7 @@ mod metrics;
 mod notify;
 mod pace;
 mod peer;
+mod pieces;
 mod recollection;
 mod recording;
 mod sampler;
