@@ -95,7 +95,7 @@ impl Ledger {
             &mut drift.changes,
         );
         self.judge_absent(&ids, &dying, &scene, &mut drift);
-        let (named, dropping) = self.survey();
+        let (named, dropping) = self.survey(scene.taken_ns);
         self.holders = entries(&ids, resolved.holders, &dropping, &world);
         let before_ns = scene.before.map_or(0, |before| before.taken_ns);
         self.looked = Some(Looked { taken_ns: snapshot.taken_ns, before_ns, complete });
@@ -122,10 +122,9 @@ impl Ledger {
 
     /// Thread-group ids of all processes whose tasks will be asked about.
     fn tgids(&self, holders: &[ResolvedHolder]) -> Set<u32> {
-        let working = self.files.iter().filter_map(|(_, file)| match file.state {
-            FileState::Releasing { task, .. } | FileState::Opening { task, .. } => Some(task.process.tgid),
-            _ => None,
-        });
+        let in_progress = self.unrest().in_progress;
+        let files = in_progress.then(|| self.files.iter()).into_iter().flatten();
+        let working = files.filter_map(|(_, file)| Some(file.state.task()?.process.tgid));
         let known = self.processes.iter().map(|(process, _)| process.tgid);
         let parents = holders.iter().filter_map(|holder| holder.leader.as_ref()).map(|leader| leader.ppid);
         let holders = holders.iter().map(|holder| holder.process.tgid);
