@@ -117,7 +117,7 @@ impl Ledger {
                 if differs { Sameness::Another } else { self.same_at_exit(record, exit, file, asked) };
             match sameness {
                 Sameness::Same => {}
-                Sameness::Undecided => undecided.push((id, record.seen_ns.unwrap_or(0))),
+                Sameness::Undecided | Sameness::Untold => undecided.push((id, record.seen_ns.unwrap_or(0))),
                 Sameness::Another => {
                     self.release(id, at_ns, ReleasedHow::Replaced, changes);
                     known = None;

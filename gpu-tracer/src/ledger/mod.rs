@@ -39,6 +39,7 @@ mod resolve;
 mod tidy;
 mod touches;
 mod unchanged;
+mod untold;
 mod view;
 mod world;
 

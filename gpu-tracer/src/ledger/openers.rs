@@ -17,6 +17,7 @@
 
 use super::Ledger;
 use super::files::{Certainty, FileRecord};
+use super::resolve::Ways;
 use super::touches::{Asked, Touch, Window};
 use crate::model::change::Change;
 use crate::model::event::Slot;
@@ -67,6 +68,8 @@ pub(super) enum Sameness {
     Another,
     /// None of its references has stayed, and the device was touched since.
     Undecided,
+    /// It may have been opened since by somebody of whose opens not all are told.
+    Untold,
 }
 
 impl Ledger {
@@ -144,7 +147,8 @@ impl Ledger {
         opened: &mut Vec<(u64, Touch, bool, Certainty)>,
     ) {
         let Scope { window, family, .. } = scope;
-        if left.is_empty() {
+        // Before the first look nothing is known of what was open: all of it may be older than any touch.
+        if left.is_empty() || window.since_ns == 0 {
             return;
         }
         // A look takes its time: what is in no slot that was opened may have been opened and moved while it went on.
@@ -294,6 +298,37 @@ impl Ledger {
             Claim::Several => false,
         };
         if another && !elsewhere { Sameness::Another } else { Sameness::Undecided }
+    }
+
+    /// May the file at this address have been opened since it was last seen by somebody of whose opens not all are told? Then he
+    /// refers to it, or somebody does who has been given it since.
+    pub(super) fn may_be_untold<'a>(
+        &self,
+        file: &FileRecord,
+        mut vias: impl Iterator<Item = &'a Via>,
+        referrers: &[ProcessId],
+    ) -> bool {
+        let suspects = self.touches.untold.since(file.device, file.latest_ns());
+        !suspects.are_none()
+            && (referrers.iter().any(|process| suspects.include(*process))
+                || vias.any(|via| file.references.binary_search(via).is_err()))
+    }
+
+    /// Files that may be others than they were, because not all opens are told: their opener is the one that is known if he may
+    /// have opened that one as well, and nobody otherwise. (id, when it was last heard of before, who has it now.)
+    pub(super) fn doubt_openers(&mut self, untold: &[(u64, u64, &[(ProcessId, Ways)])]) {
+        for (id, latest_ns, held) in untold {
+            let Some(file) = self.files.get_mut(*id) else { continue };
+            let Some(opened) = &mut file.opened else { continue };
+            let (opener, suspects) =
+                (opened.task.process, self.touches.untold.since(file.device, *latest_ns));
+            let has_it = held.iter().any(|(process, _)| *process == opener);
+            if suspects.are_only(opener) || suspects.include(opener) && has_it {
+                opened.certainty = Certainty::Likely;
+            } else {
+                file.opened = None;
+            }
+        }
     }
 
     /// Is one of those who refer to a file new to it, and has touched the device since?

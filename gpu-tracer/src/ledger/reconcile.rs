@@ -142,7 +142,7 @@ impl Ledger {
         let mut ids = vec![0; resolved.files.len()];
         let mut as_before = vec![false; resolved.files.len()];
         self.see_unchanged(resolved, holding, scene, (&mut ids, &mut as_before));
-        let (mut new, mut due, mut undecided) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut new, mut due, mut undecided, mut untold) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         // Taken for another than the file remembered, and not for sure.
         let mut likely: Set<usize> = Set::default();
         let asked = self.touches.asked(None, scene.taken_ns);
@@ -182,6 +182,10 @@ impl Ledger {
                     let seen_ns = self.files.get(id).and_then(|file| file.seen_ns).unwrap_or(0);
                     undecided.push((id, seen_ns));
                 }
+                Sameness::Untold => {
+                    let latest_ns = self.files.get(id).map_or(0, FileRecord::latest_ns);
+                    untold.push((id, latest_ns, holding.of(index)));
+                }
             }
             ids[index] = id;
         }
@@ -206,6 +210,7 @@ impl Ledger {
         new.extend(due);
         self.find_births(&new, &ids, (resolved, holding), certain, scene, drift);
         self.doubt_openings(&undecided, scene.taken_ns);
+        self.doubt_openers(&untold);
         if !self.touches.is_empty() {
             let slots = self.touches.slots();
             let shown = resolved.files.iter().flat_map(|seen| resolved.vias(seen)).filter_map(slot_of);
@@ -288,7 +293,14 @@ impl Ledger {
         let referrers: Vec<ProcessId> = referrers(held).collect();
         let scope =
             Scope { window: self.window(scene), family: None, in_use: &|table| scene.world.in_use(table) };
-        self.sameness(file, resolved.vias(seen), &referrers, (asked, elsewhere), scope)
+        match self.sameness(file, resolved.vias(seen), &referrers, (asked, elsewhere), scope) {
+            Sameness::Same | Sameness::Undecided
+                if self.may_be_untold(file, resolved.vias(seen), &referrers) =>
+            {
+                Sameness::Untold
+            }
+            sameness => sameness,
+        }
     }
 
     /// Compares who holds each of these files with who did.

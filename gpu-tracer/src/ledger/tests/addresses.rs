@@ -145,3 +145,37 @@ fn while_not_every_touch_is_told_a_file_that_stays_in_its_slot_stays_the_same() 
     ledger.reconcile(&look(200_000, 201_000, &[(1, 10, 3), (2, 20, 7)]));
     assert_eq!((ids(&ledger), openings(&ledger)[0]), (vec![1, 2], Some((10, 60_000, true))));
 }
+
+/// 10 has a file in slot 3 and 20 one in slot 7, opened by each and known exactly; then `suspect` opens more than is told, and
+/// the same is seen again.
+fn after_a_storm_by(suspect: u32, handed_over: bool) -> Vec<Option<(u32, u64, bool)>> {
+    let mut ledger = nothing_open();
+    ledger.apply(&opens(60_000, 10, GPU0, 3));
+    ledger.apply(&opens(61_000, 20, GPU0, 7));
+    let files = || vec![device(1, GPU0, 1), device(2, GPU0, 1)];
+    let before = vec![fd(1, 10, 3), fd(2, 20, 7)];
+    ledger.reconcile(&world(100_000, tasks(), files(), before.clone()));
+    let mut storm = opens(150_000, suspect, GPU0, 9);
+    if let EventKind::DeviceTouched { untold_until_ns, .. } = &mut storm.kind {
+        *untold_until_ns = Some(190_000);
+    }
+    ledger.apply(&storm);
+    let after = if handed_over { vec![fd(1, 30, 3), fd(2, 20, 7)] } else { before };
+    let mut tasks = tasks();
+    tasks.push(task(30, 30));
+    ledger.reconcile(&world(200_000, tasks, files(), after));
+    openings(&ledger)
+}
+
+#[test]
+fn what_a_process_has_that_opened_more_than_is_told_is_not_certain_and_that_of_others_is() {
+    // Its file may be another in the same slot, by itself.
+    assert_eq!(after_a_storm_by(10, false), [Some((10, 60_000, false)), Some((20, 61_000, true))]);
+    assert_eq!(after_a_storm_by(30, false), [Some((10, 60_000, true)), Some((20, 61_000, true))]);
+}
+
+#[test]
+fn nobody_is_named_for_a_file_that_somebody_else_may_have_opened_untold() {
+    // 30 has in its slot 3 what 10 passed on, or what it opened itself at the same address.
+    assert_eq!(after_a_storm_by(30, true), [None, Some((20, 61_000, true))]);
+}
