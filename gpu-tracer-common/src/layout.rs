@@ -50,6 +50,11 @@ pub struct KernelLayout {
     pub pid_ns_inum: u32,
     pub nsproxy_net_ns: u32,
     pub net_inum: u32,
+    pub net_list: u32,
+    /// `ns.ops`.
+    pub net_operations: u32,
+    /// `unx.table.buckets`, from 6.0.
+    pub net_unix_table: u32,
     pub files_fdt: u32,
     pub fdtable_max_fds: u32,
     pub fdtable_fd: u32,
@@ -151,4 +156,4 @@ pub struct KernelLayout {
     /// Bits of it that say that the task is in a system call of a 32-bit program. Not an offset.
     pub thread_compat: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 105 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 108 * 4);

@@ -46,6 +46,8 @@ pub const HOLD_CHECKED: u16 = 8;
 /// [`HoldRecord`]: the kernel modules that device file `file` keeps from being unloaded, as addresses of `struct module`, 0
 /// for none: `at` = that of its operations (`f_op->owner`), `end` = that of its device (`i_cdev->owner`).
 pub const HOLD_OWNERS: u16 = 9;
+/// [`HoldRecord`]: a network namespace. `by` = its inode number, `file` = its table of unix sockets, an array of [`UNIX_CHAINS`].
+pub const HOLD_NAMESPACE: u16 = 10;
 
 /// `end` of a [`HOLD_FD`] record.
 pub mod fd_bits {
@@ -66,6 +68,11 @@ pub const FILE_DEVICE: u32 = 0;
 pub const FILE_SOCKET: u32 = 1;
 /// `file` is an io_uring.
 pub const FILE_RING: u32 = 2;
+/// `file` is the table of unix sockets of a network namespace.
+pub const FILE_NAMESPACE: u32 = 3;
+
+/// Chains in a table of unix sockets: `2 * UNIX_HASH_SIZE` before 6.0 (`include/net/af_unix.h`), `UNIX_HASH_SIZE` since.
+pub const UNIX_CHAINS: u64 = 512;
 
 /// Bits of [`TaskRecord::bits`].
 pub mod task_bits {
@@ -187,8 +194,8 @@ pub struct Control {
     pub learn_fd: u32,
     /// Times that the ring was full and the element had to be repeated.
     pub full: u32,
-    /// Zero.
-    pub padding: u32,
+    /// Non-zero: network namespaces are to be listed; zero again when they have been.
+    pub list_namespaces: u32,
     /// `f_op` of io_uring files; 0 while unknown.
     pub ring_fops: u64,
     /// fd table in which the walk stopped because the ring was full.

@@ -25,6 +25,7 @@ mod events;
 mod holds;
 mod mappings;
 mod mm_lists;
+mod namespaces;
 mod recheck;
 mod socket_table;
 mod sockets;

@@ -1,7 +1,8 @@
-//! Descriptors in flight on kernels without `bpf_loop` (before 5.17), which for the most part have no `iter/unix` either.
+//! Descriptors in flight where `iter/unix` does not get: on kernels that have none (before 5.17), and in network namespaces that
+//! nobody can go into, as no task lives there.
 //!
-//! There one table has all unix sockets, of every network namespace. The user side knows where it is and lists its
-//! chains in `SUBJECTS`. A chain is followed by reading pointers, without its lock. Whenever it turns out that a socket was
+//! Before 6.0 one table has all unix sockets, of every network namespace; since then each namespace has its own. The user side
+//! knows where it is and lists its chains in `SUBJECTS`. A chain is followed by reading pointers, without its lock. Whenever it turns out that a socket was
 //! taken out of it meanwhile, or a message out of a queue, chain or queue are begun again; what changes all the time is
 //! counted as not seen to its end.
 
@@ -14,7 +15,7 @@ use crate::{
     access::{MOST_ATTEMPTS, next_in_list, offset, read},
     holds::{Found, Full, control, look_at_in_flight},
     sockets::{End, look_at_connection},
-    subjects::next_subject,
+    subjects::{all_subjects, next_subject, step},
 };
 
 /// Steps that one run makes: from a socket, a message or a descriptor to the next. Old verifiers follow each by itself.
@@ -53,6 +54,18 @@ static SOCKET_CHAIN: Array<Place> = Array::with_max_entries(1, 0);
 #[unsafe(link_section = "iter/task")]
 fn iter_socket_table(_: *mut c_void) -> i32 {
     next_subject(walk_chain)
+}
+
+/// The same in one run, where there is `bpf_loop`.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_socket_tables(_: *mut c_void) -> i32 {
+    all_subjects!(chain_of_next)
+}
+
+#[inline(never)]
+unsafe extern "C" fn chain_of_next(_: u32, _: *mut c_void) -> i64 {
+    step(walk_chain)
 }
 
 #[inline(always)]

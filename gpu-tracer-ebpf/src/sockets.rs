@@ -11,6 +11,7 @@ use gpu_tracer_common::snapshot::{FILE_SOCKET, HOLD_IN_FLIGHT, HOLD_UNACCEPTED};
 use crate::{
     access::{MOST_ATTEMPTS, next_in_list, offset, read},
     holds::{Found, Full, control, emit, look_at_in_flight},
+    namespaces,
     tasks::IterMeta,
 };
 
@@ -57,10 +58,13 @@ static QUEUE: PerCpuArray<Queue> = PerCpuArray::with_max_entries(1, 0);
 fn iter_sockets(context: *mut c_void) -> i32 {
     // SAFETY: the kernel passes `struct bpf_iter__unix`, whose layout is ABI.
     let context = unsafe { &*context.cast::<UnixContext>() };
-    if context.socket.is_null() {
-        return 0;
-    }
-    match try_iter_sockets(context.socket as u64) {
+    // After the last.
+    let looked = if context.socket.is_null() {
+        namespaces::list_once()
+    } else {
+        try_iter_sockets(context.socket as u64)
+    };
+    match looked {
         Ok(()) => 0,
         Err(Full) => 1,
     }

@@ -51,8 +51,15 @@ fn several_predicaments_at_once_do_not_disturb_each_other() {
 
 #[test]
 fn a_device_whose_holders_are_all_known_is_seen_completely() {
-    for name in ["plain", "in-flight", "in-flight-netns", "in-flight-unaccepted", "io-uring", "private-table"]
-    {
+    for name in [
+        "plain",
+        "in-flight",
+        "in-flight-netns",
+        "in-flight-deserted",
+        "in-flight-unaccepted",
+        "io-uring",
+        "private-table",
+    ] {
         let play = Play::stage_on(Device::nobodys(), name, &[]);
         play.check();
         let tracer = Tracer::new(&play.device);

@@ -52,6 +52,16 @@ fn b6_in_flight_in_another_network_namespace() {
 }
 
 #[test]
+fn b6_in_flight_in_a_network_namespace_that_no_task_lives_in() {
+    let mut play = Play::stage("in-flight-deserted", &[]);
+    play.check();
+    play.next("");
+    play.check();
+    play.next("");
+    play.check();
+}
+
+#[test]
 fn b6_in_flight_is_listed_under_everybody_who_could_receive_it() {
     let mut play = Play::stage("in-flight-shared", &[]);
     play.check();

@@ -33,7 +33,7 @@ fn steps(name: &str) -> u32 {
         | "dumping-core" | "stopped" | "frozen" | "frozen-v1" | "private-table" | "shared-table"
         | "shared-memory" | "broker" | "in-flight-nested" | "in-flight-shared" | "in-flight-dropped"
         | "io-uring" | "io-uring-inherited" => 1,
-        "mapping" | "in-flight" | "in-flight-unaccepted" | "in-flight-netns" => 2,
+        "mapping" | "in-flight" | "in-flight-unaccepted" | "in-flight-netns" | "in-flight-deserted" => 2,
         "inherited" => 50,
         _ => 0,
     }

@@ -193,9 +193,10 @@ run_named() {
 	! is_wanted "$1" || run_test 0 "$@"
 }
 
-# What the kernel complains of while the tests run is a failure as well. Stalls are not: the machine may be slow.
+# What the kernel complains of while the tests run is a failure as well, told with who did it and the stack. Stalls are not: the
+# machine may be slow.
 complaints() {
-	dmesg | grep -E 'WARNING: .*\.[ch]:[0-9]+|refcount_t: |BUG: (sleeping|scheduling|Bad|using)|list_(add|del) corruption'
+	dmesg | grep -A 45 -E 'WARNING: .*\.[ch]:[0-9]+|refcount_t: |BUG: (sleeping|scheduling|Bad|using)|list_(add|del) corruption'
 }
 
 count() {

@@ -356,7 +356,7 @@ impl Core {
 
     /// After anything that may have brought a file on its way out, or to its end.
     pub(super) fn note_pending(&mut self) {
-        self.pending = self.rechecks && !self.ledger.pending().is_empty();
+        self.pending = self.rechecks && self.ledger.is_anything_pending();
     }
 
     fn recheck_if_due(&mut self) -> anyhow::Result<()> {

@@ -36,6 +36,7 @@ use super::idle::{IdleMemory, Told};
 use super::inbox::{Order, Outbox, Seen};
 use super::metrics;
 use super::peer::{Group, Viewer};
+use super::pieces::{self, PieceWriter};
 use super::status::Status;
 use super::stream::EventStream;
 use crate::answer;
@@ -232,6 +233,7 @@ impl Drop for Place {
 }
 
 /// What went wrong, for a program and for a person.
+#[derive(Clone)]
 struct Failure(StatusCode, String);
 
 impl IntoResponse for Failure {
@@ -243,13 +245,8 @@ impl IntoResponse for Failure {
 /// On one line: programs read it, and `gpu-tracer holders --format json` lays it out for people.
 fn document<T: serde::Serialize + ?Sized>(status: StatusCode, value: &T) -> Response {
     let mut text = Vec::new();
-    let written = json::write_line(value, &mut text);
-    line(status, written.map(|()| text))
-}
-
-fn line(status: StatusCode, text: std::io::Result<Vec<u8>>) -> Response {
-    match text {
-        Ok(text) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
+    match json::write_line(value, &mut text) {
+        Ok(()) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
@@ -259,7 +256,9 @@ async fn holders(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    server.answer(viewer, query, |report| line(StatusCode::OK, json::answer::report(report))).await
+    server
+        .document(viewer, query, |report, pieces| json::answer::report(report, |piece| pieces.give(piece)))
+        .await
 }
 
 async fn files(
@@ -267,7 +266,9 @@ async fn files(
     Extension(viewer): Extension<Viewer>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    server.answer(viewer, query, |report| line(StatusCode::OK, json::answer::files(report))).await
+    server
+        .document(viewer, query, |report, pieces| json::answer::files(report, |piece| pieces.give(piece)))
+        .await
 }
 
 async fn status(
@@ -324,26 +325,56 @@ impl Server {
         }
     }
 
-    /// Looks, and puts the answer together, as far as this viewer may see it. On a thread of its own: that of the server
-    /// attends to everybody.
-    async fn answer<T: Send + 'static>(
+    /// The answer as a document, which is on its way as soon as its beginning is written.
+    async fn document(
         &self,
         viewer: Viewer,
         query: Option<String>,
-        write: impl FnOnce(&Report) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
+        write: impl FnOnce(&Report, &PieceWriter) -> std::io::Result<()> + Send + 'static,
+    ) -> Result<Response, Failure> {
+        let (writer, pieces) = pieces::pair();
+        let (head, known) = oneshot::channel();
+        let respond = move |answer: Result<Report, Failure>| {
+            let _ = head.send(answer.as_ref().map(|_| ()).map_err(Failure::clone));
+            if let Ok(report) = answer
+                && let Err(error) = write(&report, &writer)
+            {
+                writer.fail(error);
+            }
+        };
+        self.answer(viewer, query, respond).await?;
+        match known.await {
+            Ok(Ok(())) => {
+                Ok(([(header::CONTENT_TYPE, "application/json")], Body::new(pieces)).into_response())
+            }
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Err(gone()),
+        }
+    }
+
+    /// Looks, puts the answer together, as far as this viewer may see it, and hands it over. On a thread of its own: that of
+    /// the server attends to everybody.
+    async fn answer(
+        &self,
+        viewer: Viewer,
+        query: Option<String>,
+        take: impl FnOnce(Result<Report, Failure>) + Send + 'static,
+    ) -> Result<(), Failure> {
         let query = Query::parse(query.as_deref().unwrap_or_default())
             .map_err(|problem| Failure(StatusCode::BAD_REQUEST, problem))?;
-        let _turn = self.answering.acquire().await.map_err(|_| gone())?;
+        let turn = Arc::clone(&self.answering).acquire_owned().await.map_err(|_| gone())?;
         let (reply, answer) = oneshot::channel();
         let seen = self.ask(Order::Look(reply), answer).await?;
         let idle = Arc::clone(&self.idle);
-        let answer = move || {
-            let mut report = put_together(seen, &query, viewer)?;
-            locked(&idle).add_to(&mut report);
-            Ok(write(&report))
-        };
-        tokio::task::spawn_blocking(answer).await.map_err(|_| gone())?
+        tokio::task::spawn_blocking(move || {
+            let report = put_together(seen, &query, viewer).map(|mut report| {
+                locked(&idle).add_to(&mut report);
+                report
+            });
+            take(report);
+            drop(turn);
+        });
+        Ok(())
     }
 }
 
@@ -364,11 +395,13 @@ async fn note_idle(
     let told: Told =
         serde_json::from_slice(&body).map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
     let idle = Arc::clone(&server.idle);
-    let note = move |report: &Report| locked(&idle).note(&told, report);
-    match server.answer(viewer, None, note).await? {
-        Ok(()) => Ok(StatusCode::NO_CONTENT),
-        Err(error) => Err(Failure(StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}"))),
-    }
+    let (done, noted) = oneshot::channel();
+    let note = move |answer: Result<Report, Failure>| {
+        let failed = |error: anyhow::Error| Failure(StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}"));
+        let _ = done.send(answer.and_then(|report| locked(&idle).note(&told, &report).map_err(failed)));
+    };
+    server.answer(viewer, None, note).await?;
+    noted.await.map_err(|_| gone())?.map(|()| StatusCode::NO_CONTENT)
 }
 
 fn put_together(seen: Seen, query: &Query, viewer: Viewer) -> Result<Report, Failure> {

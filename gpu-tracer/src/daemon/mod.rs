@@ -31,6 +31,7 @@ mod notify;
 mod numbering;
 mod pace;
 mod peer;
+mod pieces;
 mod recollection;
 mod recording;
 mod sampler;

@@ -27,7 +27,7 @@ impl Ledger {
                 }
                 if let Some(until_ns) = *untold_until_ns {
                     self.touches.addresses.lack(*device, until_ns);
-                    self.touches.untold.note(task.process, *device, until_ns);
+                    self.touches.untold.add(task.process, *device, until_ns);
                 }
                 let (device, task, slot, file, comm) = (*device, *task, *slot, *file, comm.clone());
                 self.touches.add(Touch { at_ns, device, task, slot, file, comm });

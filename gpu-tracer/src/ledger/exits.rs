@@ -8,7 +8,6 @@ use super::openers::{Fresh, Sameness, Scope, slot_of};
 use super::release::of_file;
 use super::resolve::Ways;
 use super::touches::{Asked, Window};
-use super::untold::Undecided;
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::{HeldAtExit, MayWait, Slot, TaskId};
 use crate::model::hash::{Map, Set};
@@ -103,7 +102,7 @@ impl Ledger {
         exit: &AtExit<'_>,
         file: &InTable,
         asked: &Asked,
-        undecided: &mut Vec<Undecided>,
+        undecided: &mut Vec<(u64, u64)>,
         changes: &mut Vec<Change>,
     ) -> Option<u64> {
         let (at_ns, process, seen) = (exit.at_ns, exit.task.process, file.seen);
@@ -118,9 +117,10 @@ impl Ledger {
                 if differs { Sameness::Another } else { self.same_at_exit(record, exit, file, asked) };
             match sameness {
                 Sameness::Same => {}
-                Sameness::Undecided => {
-                    let untold = self.may_be_untold(record, &[process]);
-                    undecided.push(Undecided { id, seen_ns: record.seen_ns.unwrap_or(0), untold });
+                Sameness::Undecided => undecided.push((id, record.seen_ns.unwrap_or(0))),
+                Sameness::Untold => {
+                    let latest_ns = record.latest_ns();
+                    self.doubt_openers(&[(id, latest_ns, &[(process, Ways::default())])]);
                 }
                 Sameness::Another => {
                     self.release(id, at_ns, ReleasedHow::Replaced, changes);
@@ -162,13 +162,15 @@ impl Ledger {
             return Sameness::Same;
         };
         let vias: Vec<Via> = file.fds.iter().map(|fd| Via::Fd { table, fd: *fd }).collect();
-        let referrers = [exit.task.process];
-        let reserved = vias.iter().filter_map(slot_of).any(|slot| asked.reserved.contains_key(&slot));
-        if !reserved && !self.may_be_untold(record, &referrers) {
+        if self.may_be_untold(record, vias.iter(), &[exit.task.process]) {
+            return Sameness::Untold;
+        }
+        if !vias.iter().filter_map(slot_of).any(|slot| asked.reserved.contains_key(&slot)) {
             return Sameness::Same;
         }
         let elsewhere = |via: &Via| slot_of(via).is_none_or(|slot| slot.table != table);
         let elsewhere = record.references.iter().any(elsewhere);
+        let referrers = [exit.task.process];
         let window = Window { since_ns: 0, early_ns: 0, until_ns: exit.at_ns, sure: false };
         let scope = Scope { window, family: None, in_use: &|_| true };
         self.sameness(record, vias.iter(), &referrers, (asked, elsewhere), scope)

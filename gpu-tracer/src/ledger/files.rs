@@ -231,9 +231,39 @@ impl FileRecord {
         self.device != device || (known && self.identity != identity)
     }
 
+    /// Is it on its way out, or are its whereabouts not known?
+    pub(super) fn is_pending(&self) -> bool {
+        match self.state {
+            FileState::Opening { .. } => false,
+            FileState::Open => !self.droppers.is_empty(),
+            FileState::Deferred { .. } => self.doubtful,
+            FileState::Detached { .. } | FileState::Unreferenced { .. } | FileState::Releasing { .. } => true,
+        }
+    }
+
     /// The last moment that anything was learnt about it.
     pub(super) fn latest_ns(&self) -> u64 {
         self.born_ns.max(self.alive_ns).max(self.state.since_ns().unwrap_or(0))
+    }
+}
+
+/// What is true of any of the living files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Unrest {
+    /// One is on its way out, or its whereabouts are not known.
+    pub(super) pending: bool,
+    /// A task is inside the driver with one.
+    pub(super) in_progress: bool,
+    /// References to one do not add up, and did in the snapshot before the last.
+    pub(super) in_doubt: bool,
+}
+
+impl Unrest {
+    /// Adds what is true of this file. `taken_ns`: when the last snapshot was taken.
+    pub(super) fn note(&mut self, file: &FileRecord, taken_ns: Option<u64>) {
+        self.pending |= file.is_pending();
+        self.in_progress |= file.state.task().is_some();
+        self.in_doubt |= file.unexplained_since_ns.is_some() && file.unexplained_since_ns == taken_ns;
     }
 }
 
@@ -248,6 +278,8 @@ pub(super) struct Files {
     records: BTreeMap<u64, Box<FileRecord>>,
     by_key: Map<FileKey, u64>,
     last_id: u64,
+    /// `None`: a file may have changed since somebody went through all of them.
+    unrest: Option<Unrest>,
 }
 
 impl Files {
@@ -261,6 +293,7 @@ impl Files {
     }
 
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut FileRecord> {
+        self.unrest = None;
         self.records.get_mut(&id).map(Box::as_mut)
     }
 
@@ -275,6 +308,7 @@ impl Files {
 
     /// A file that was not known. Whatever was at its address must have been removed.
     pub(super) fn insert(&mut self, record: FileRecord) -> u64 {
+        self.unrest = None;
         self.last_id += 1;
         self.insert_as(self.last_id, record)
     }
@@ -300,6 +334,7 @@ impl Files {
     }
 
     pub(super) fn remove(&mut self, id: u64) -> Option<FileRecord> {
+        self.unrest = None;
         let record = self.records.remove(&id)?;
         self.by_key.remove(&record.key);
         Some(*record)
@@ -323,7 +358,33 @@ impl Files {
         self.records.iter().map(|(id, record)| (*id, record.as_ref()))
     }
 
+    /// What somebody found who went through all files, none of which has changed since.
+    pub(super) fn set_unrest(&mut self, found: Unrest) {
+        self.unrest = Some(found);
+    }
+
+    /// What is true of any of them. `taken_ns`: when the last snapshot was taken.
+    pub(super) fn unrest(&self, taken_ns: Option<u64>) -> Unrest {
+        let go_through = || {
+            let mut unrest = Unrest::default();
+            self.iter().for_each(|(_, file)| unrest.note(file, taken_ns));
+            unrest
+        };
+        if let Some(known) = self.unrest {
+            debug_assert_eq!(known, go_through(), "a file has changed");
+            return known;
+        }
+        go_through()
+    }
+
+    /// This one and all with greater ids, in order.
+    pub(super) fn from(&mut self, id: u64) -> impl Iterator<Item = (u64, &mut FileRecord)> {
+        self.unrest = None;
+        self.records.range_mut(id..).map(|(id, record)| (*id, record.as_mut()))
+    }
+
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut FileRecord)> {
+        self.unrest = None;
         self.records.iter_mut().map(|(id, record)| (*id, record.as_mut()))
     }
 }

@@ -38,6 +38,7 @@ mod release;
 mod resolve;
 mod tidy;
 mod touches;
+mod unchanged;
 mod untold;
 mod view;
 mod world;
@@ -62,7 +63,7 @@ use std::sync::Arc;
 use crate::model::change::{Gap, GapCause, ProcessDescription};
 use crate::model::hash::Map;
 use crate::model::{FileKey, ProcessId};
-use files::Files;
+use files::{Certainty, Files};
 use gap::Gaps;
 use lineage::Processes;
 use recall::Expected;
@@ -205,17 +206,36 @@ impl Ledger {
 
     /// Nothing was recorded from `from_ns` to `noticed_ns`: the tracer was not running, or its hooks were not attached.
     pub fn note_gap(&mut self, from_ns: u64, noticed_ns: u64, cause: GapCause) {
-        if Self::may_have_missed_opens(&cause) {
+        if may_lack_opens(&cause) {
             self.touches.addresses.doubt(noticed_ns);
-            self.touches.untold.lose(noticed_ns);
+            self.doubt_what_is_older(noticed_ns);
         }
         self.gaps.open(from_ns, noticed_ns, cause);
         self.doubt(noticed_ns);
+    }
+
+    /// Anybody may have opened anything up to this moment: also a file at the address and in the slot of one that was known.
+    fn doubt_what_is_older(&mut self, until_ns: u64) {
+        for (_, file) in self.files.iter_mut().filter(|(_, file)| file.latest_ns() < until_ns) {
+            if let Some(opened) = &mut file.opened {
+                opened.certainty = Certainty::Likely;
+            }
+        }
     }
 
     /// All drift so far, without the changes.
     #[must_use]
     pub fn drift(&self) -> &Drift {
         &self.drift
+    }
+}
+
+/// May there have been an open in such a gap that is not told of otherwise? What is beyond the budget of a process is told with
+/// the last touch within it, and modules come and go without anybody's open.
+fn may_lack_opens(cause: &GapCause) -> bool {
+    match cause {
+        GapCause::Lost { cause, .. } => !["rate-limited", "map-full", "table-too-long"].contains(cause),
+        GapCause::Module { .. } => false,
+        GapCause::NotRunning => true,
     }
 }

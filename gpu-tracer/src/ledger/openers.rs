@@ -17,6 +17,7 @@
 
 use super::Ledger;
 use super::files::{Certainty, FileRecord};
+use super::resolve::Ways;
 use super::touches::{Asked, Touch, Window};
 use crate::model::change::Change;
 use crate::model::event::Slot;
@@ -65,8 +66,10 @@ enum Claim {
 pub(super) enum Sameness {
     Same,
     Another,
-    /// None of its references has stayed, and the device was touched since; or not all opens were told.
+    /// None of its references has stayed, and the device was touched since.
     Undecided,
+    /// It may have been opened since by somebody of whose opens not all are told.
+    Untold,
 }
 
 impl Ledger {
@@ -144,7 +147,8 @@ impl Ledger {
         opened: &mut Vec<(u64, Touch, bool, Certainty)>,
     ) {
         let Scope { window, family, .. } = scope;
-        if left.is_empty() {
+        // Before the first look nothing is known of what was open: all of it may be older than any touch.
+        if left.is_empty() || window.since_ns == 0 {
             return;
         }
         // A look takes its time: what is in no slot that was opened may have been opened and moved while it went on.
@@ -274,8 +278,7 @@ impl Ledger {
         scope: Scope<'_>,
     ) -> Sameness {
         let Some(seen_ns) = file.seen_ns else { return Sameness::Same };
-        let untold = self.may_be_untold(file, referrers);
-        if !untold && !self.touches.addresses.may_lack(file.device, file.latest_ns()) {
+        if !self.touches.addresses.may_lack(file.device, file.latest_ns()) {
             return Sameness::Same;
         }
         let after = |at_ns: Option<&u64>| at_ns.is_some_and(|at_ns| *at_ns > seen_ns);
@@ -284,7 +287,7 @@ impl Ledger {
         let refilled = |via: &Via| slot_of(via).is_some_and(|slot| after(asked.reserved.get(&slot)));
         let stayed = |via: &Via| !refilled(via) && file.references.binary_search(via).is_ok();
         if vias.clone().any(stayed) {
-            let doubtful = untold || touched_without_slot || vias.clone().any(refilled);
+            let doubtful = touched_without_slot || vias.clone().any(refilled);
             return if doubtful { Sameness::Undecided } else { Sameness::Same };
         }
         let window = Window { since_ns: seen_ns, ..scope.window };
@@ -297,12 +300,64 @@ impl Ledger {
         if another && !elsewhere { Sameness::Another } else { Sameness::Undecided }
     }
 
+    /// May the file at this address have been opened since it was last seen by somebody of whose opens not all are told? Then he
+    /// refers to it, or somebody does who has been given it since.
+    pub(super) fn may_be_untold<'a>(
+        &self,
+        file: &FileRecord,
+        mut vias: impl Iterator<Item = &'a Via>,
+        referrers: &[ProcessId],
+    ) -> bool {
+        let suspects = self.touches.untold.since(file.device, file.latest_ns());
+        !suspects.are_none()
+            && (referrers.iter().any(|process| suspects.include(*process))
+                || vias.any(|via| file.references.binary_search(via).is_err()))
+    }
+
+    /// Files that may be others than they were, because not all opens are told: their opener is the one that is known if he may
+    /// have opened that one as well, and nobody otherwise. (id, when it was last heard of before, who has it now.)
+    pub(super) fn doubt_openers(&mut self, untold: &[(u64, u64, &[(ProcessId, Ways)])]) {
+        for (id, latest_ns, held) in untold {
+            let Some(file) = self.files.get_mut(*id) else { continue };
+            let Some(opened) = &mut file.opened else { continue };
+            let (opener, suspects) =
+                (opened.task.process, self.touches.untold.since(file.device, *latest_ns));
+            let has_it = held.iter().any(|(process, _)| *process == opener);
+            if suspects.are_only(opener) || suspects.include(opener) && has_it {
+                opened.certainty = Certainty::Likely;
+            } else {
+                file.opened = None;
+            }
+        }
+    }
+
     /// Is one of those who refer to a file new to it, and has touched the device since?
     fn only_strangers(&self, file: &FileRecord, referrers: &[ProcessId], window: Window) -> bool {
         referrers.iter().any(|process| {
             let touched = |touch: &Touch| touch.device == file.device && window.has(touch);
             file.holder(*process).is_none() && self.touches.of(*process).any(touched)
         })
+    }
+
+    /// After everything that is new has its opener: files of which it is not known whether they are those that were there
+    /// before, and whose device was touched since by somebody who has no file for it, may be younger than their record says.
+    pub(super) fn doubt_openings(&mut self, undecided: &[(u64, u64)], until_ns: u64) {
+        if undecided.is_empty() {
+            return;
+        }
+        let mut last: Map<DeviceNumber, u64> = Map::default();
+        for touch in self.touches.all().filter(|touch| touch.at_ns <= until_ns) {
+            let known = last.entry(touch.device).or_insert(touch.at_ns);
+            *known = touch.at_ns.max(*known);
+        }
+        for (id, seen_ns) in undecided {
+            if let Some(file) = self.files.get_mut(*id)
+                && last.get(&file.device).is_some_and(|at_ns| at_ns > seen_ns)
+                && let Some(opened) = &mut file.opened
+            {
+                opened.certainty = Certainty::Likely;
+            }
+        }
     }
 }
 

@@ -4,13 +4,13 @@ use std::borrow::Cow;
 
 use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
-use super::holding::{Holding, Scene, is_held_by, take_holders};
+use super::holding::{Holding, Scene, take_holders};
 use super::openers::{Fresh, Sameness, Scope, slot_of};
 use super::release::of_file;
 use super::resolve::{Resolved, ResolvedFile, ResolvedHolder, Ways, resolve};
 use super::tidy::entries;
 use super::touches::{Asked, Window};
-use super::untold::Undecided;
+use super::unchanged::{is_as_before, see_again};
 use super::world::World;
 use super::{Ledger, Looked};
 use crate::model::change::{Change, ChangeKind, ReleasedHow};
@@ -95,7 +95,7 @@ impl Ledger {
             &mut drift.changes,
         );
         self.judge_absent(&ids, &dying, &scene, &mut drift);
-        let (named, dropping) = self.survey();
+        let (named, dropping) = self.survey(scene.taken_ns);
         self.holders = entries(&ids, resolved.holders, &dropping, &world);
         let before_ns = scene.before.map_or(0, |before| before.taken_ns);
         self.looked = Some(Looked { taken_ns: snapshot.taken_ns, before_ns, complete });
@@ -122,10 +122,9 @@ impl Ledger {
 
     /// Thread-group ids of all processes whose tasks will be asked about.
     fn tgids(&self, holders: &[ResolvedHolder]) -> Set<u32> {
-        let working = self.files.iter().filter_map(|(_, file)| match file.state {
-            FileState::Releasing { task, .. } | FileState::Opening { task, .. } => Some(task.process.tgid),
-            _ => None,
-        });
+        let in_progress = self.unrest().in_progress;
+        let files = in_progress.then(|| self.files.iter()).into_iter().flatten();
+        let working = files.filter_map(|(_, file)| Some(file.state.task()?.process.tgid));
         let known = self.processes.iter().map(|(process, _)| process.tgid);
         let parents = holders.iter().filter_map(|holder| holder.leader.as_ref()).map(|leader| leader.ppid);
         let holders = holders.iter().map(|holder| holder.process.tgid);
@@ -142,13 +141,17 @@ impl Ledger {
     ) -> Known {
         let mut ids = vec![0; resolved.files.len()];
         let mut as_before = vec![false; resolved.files.len()];
-        let (mut new, mut due, mut undecided) = (Vec::new(), Vec::new(), Vec::new());
+        self.see_unchanged(resolved, holding, scene, (&mut ids, &mut as_before));
+        let (mut new, mut due, mut undecided, mut untold) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         // Taken for another than the file remembered, and not for sure.
         let mut likely: Set<usize> = Set::default();
         let asked = self.touches.asked(None, scene.taken_ns);
         for (index, seen) in resolved.files.iter().enumerate() {
             let named = resolved.vias(seen).len() as u64;
             drift.racing += u64::from(seen.count.is_some_and(|count| named > count));
+            if as_before[index] {
+                continue;
+            }
             let Some(id) = self.files.id_of(seen.key) else {
                 new.push(index);
                 continue;
@@ -176,10 +179,12 @@ impl Ledger {
                     }
                 }
                 Sameness::Undecided => {
-                    let Some(file) = self.files.get(id) else { continue };
-                    let referrers: Vec<ProcessId> = referrers(holding.of(index)).collect();
-                    let untold = self.may_be_untold(file, &referrers);
-                    undecided.push(Undecided { id, seen_ns: file.seen_ns.unwrap_or(0), untold });
+                    let seen_ns = self.files.get(id).and_then(|file| file.seen_ns).unwrap_or(0);
+                    undecided.push((id, seen_ns));
+                }
+                Sameness::Untold => {
+                    let latest_ns = self.files.get(id).map_or(0, FileRecord::latest_ns);
+                    untold.push((id, latest_ns, holding.of(index)));
                 }
             }
             ids[index] = id;
@@ -209,6 +214,7 @@ impl Ledger {
         new.extend(due);
         self.find_births(&new, &ids, (resolved, holding), certain, scene, drift);
         self.doubt_openings(&undecided, scene.taken_ns);
+        self.doubt_openers(&untold);
         if !self.touches.is_empty() {
             let slots = self.touches.slots();
             let shown = resolved.files.iter().flat_map(|seen| resolved.vias(seen)).filter_map(slot_of);
@@ -282,10 +288,7 @@ impl Ledger {
         if file.differs(seen.device, seen.identity) {
             return Sameness::Another;
         }
-        let told = |before: &Looked| {
-            !self.touches.is_empty() || self.touches.untold.any(before.taken_ns.min(file.latest_ns()))
-        };
-        let Some(before) = scene.before.filter(told) else { return Sameness::Same };
+        let Some(before) = scene.before.filter(|_| !self.touches.is_empty()) else { return Sameness::Same };
         if file.opener_due.is_some() {
             return Sameness::Same;
         }
@@ -294,7 +297,14 @@ impl Ledger {
         let referrers: Vec<ProcessId> = referrers(held).collect();
         let scope =
             Scope { window: self.window(scene), family: None, in_use: &|table| scene.world.in_use(table) };
-        self.sameness(file, resolved.vias(seen), &referrers, (asked, elsewhere), scope)
+        match self.sameness(file, resolved.vias(seen), &referrers, (asked, elsewhere), scope) {
+            Sameness::Same | Sameness::Undecided
+                if self.may_be_untold(file, resolved.vias(seen), &referrers) =>
+            {
+                Sameness::Untold
+            }
+            sameness => sameness,
+        }
     }
 
     /// Compares who holds each of these files with who did.
@@ -423,30 +433,8 @@ fn referrers(held: &[(ProcessId, Ways)]) -> impl Iterator<Item = ProcessId> {
     held.iter().filter(|(_, ways)| ways.direct() > 0).map(|(process, _)| *process)
 }
 
-/// Is a file that is known again open, accounted for, and held as it was? Of thousands of files hardly any is not, and going
-/// through all of them once less is what it is about.
-fn is_as_before<'a>(
-    file: &FileRecord,
-    seen: &ResolvedFile,
-    vias: impl ExactSizeIterator<Item = &'a Via>,
-    now: &[(ProcessId, Ways)],
-) -> bool {
-    let settled = file.state == FileState::Open && file.droppers.is_empty() && file.dropping == 0;
-    let accounted = file.unexplained() == 0 && file.unexplained_since_ns.is_none();
-    let same = (file.count, file.identity) == (seen.count, seen.identity);
-    let named = file.named == vias.len() as u64 && !file.held_by.is_empty();
-    settled && accounted && same && named && is_held_by(file, now) && vias.eq(&file.references)
-}
-
-/// All that [`see`] and [`Ledger::take_holdings`] would do with such a file.
-fn see_again(file: &mut FileRecord, seen: &ResolvedFile, taken_ns: u64) {
-    note_seen(file, seen, taken_ns);
-    (file.announced, file.doubtful, file.checked) = (false, false, false);
-    file.last_holder = None;
-}
-
 /// Writes down when a file was seen.
-fn note_seen(file: &mut FileRecord, seen: &ResolvedFile, taken_ns: u64) {
+pub(super) fn note_seen(file: &mut FileRecord, seen: &ResolvedFile, taken_ns: u64) {
     file.seen_ns = Some(taken_ns);
     file.alive_ns = seen.seen_ns.max(taken_ns);
 }

@@ -1,7 +1,7 @@
 //! What a snapshot says of processes, and what can be forgotten after it.
 
 use super::Ledger;
-use super::files::FileState;
+use super::files::{FileState, Unrest};
 use super::holding::Scene;
 use super::lineage::{NameChange, Reparenting};
 use super::release::of_process;
@@ -71,12 +71,14 @@ impl Ledger {
     }
 
     /// Goes through all files once: the processes that they name, and what is being dropped by which task.
-    pub(super) fn survey(&mut self) -> (Set<ProcessId>, Vec<Dropping>) {
+    pub(super) fn survey(&mut self, taken_ns: u64) -> (Set<ProcessId>, Vec<Dropping>) {
         self.processes.iter_mut().for_each(|(_, record)| record.holding = false);
         let mut named: Set<ProcessId> = Set::default();
         let mut dropping = Vec::new();
         let (mut others, mut last) = (Vec::new(), None);
+        let mut unrest = Unrest::default();
         for (id, file) in self.files.iter() {
+            unrest.note(file, Some(taken_ns));
             dropping.extend(file.droppers.iter().map(|dropper| (dropper.task, id, dropper.references)));
             let droppers = file.droppers.iter().map(|dropper| dropper.task.process);
             for process in file.held_by.iter().map(|held| held.process).chain(droppers) {
@@ -98,6 +100,7 @@ impl Ledger {
             }
         }
         named.extend(others);
+        self.files.set_unrest(unrest);
         (named, dropping)
     }
 

@@ -81,6 +81,7 @@ pub(super) struct Touches {
     last: Map<DeviceNumber, Vec<(ProcessId, u64)>>,
     /// Those that tell of a file. Matched ones are not among them.
     pub(super) addresses: Addresses,
+    /// Who may have touched a device without that being told.
     pub(super) untold: Untold,
 }
 
@@ -151,7 +152,7 @@ impl Touches {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.count == 0 && self.addresses.is_empty()
+        self.count == 0 && self.addresses.is_empty() && self.untold.is_empty()
     }
 
     /// All touches of a process, in order of time.
@@ -195,6 +196,9 @@ impl Touches {
     /// what all others have touched would be too much to go through at every exit.
     pub(super) fn spare(&self, window: Window, family: Option<&[ProcessId]>) -> Spare {
         let mut spare = Spare::default();
+        for (process, device) in self.untold.all_since(window.early_ns) {
+            spare.entry(device).or_default().insert(process);
+        }
         let mut add = |touch: &Touch| {
             if touch.file.is_none() && touch.at_ns > window.early_ns && touch.at_ns <= window.until_ns {
                 spare.entry(touch.device).or_default().insert(touch.task.process);
@@ -217,7 +221,7 @@ impl Touches {
 
     /// Were touches forgotten, for want of room, that were in this window?
     pub(super) fn forgot(&self, window: Window) -> bool {
-        self.forgotten_ns > window.early_ns
+        self.forgotten_ns > window.early_ns || self.untold.forgot(window.early_ns)
     }
 
     /// Takes out one touch that a file has been matched with.
@@ -269,7 +273,7 @@ impl Touches {
         self.logs.retain(|process, log| !log.is_empty() && keep(*process));
         self.last.retain(|_, last| last[0].1 > since_ns);
         self.addresses.retain(since_ns, &keep);
-        self.untold.retain(since_ns);
+        self.untold.retain_since(since_ns);
         self.recount();
     }
 }

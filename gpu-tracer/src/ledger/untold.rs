@@ -1,136 +1,105 @@
-//! Opens of which nobody was told, and which files that were known may have been replaced by them.
-//!
-//! Of a storm of opens only the first are told one by one; of which process and device the others are is known. They leave no
-//! trace: a file may have been closed and another opened at the same address, as the same descriptor, by the same process.
-//! A file's identity is made of its opener's credentials among others, which each process has for itself: what takes its place
-//! unseen was opened by the same process or, where that is gone, by one that holds it or passed it on by a fork.
+//! Processes that have asked for a device more often than is told one by one: what they opened since may be any file that they have.
 
-use super::Ledger;
-use super::files::{Certainty, FileRecord};
-use crate::model::change::GapCause;
+use smallvec::SmallVec;
+
 use crate::model::hash::Map;
 use crate::model::{DeviceNumber, ProcessId};
 
-/// Pairs of process and device that are told apart. Where there are more, they stand for their device.
-const PAIRS_KEPT: usize = 4_096;
-/// Losses among which there is no open that is not told of otherwise: in a storm, those of its process and device are.
-const OF_NO_OPEN: &[&str] = &["rate-limited", "map-full", "table-too-long"];
+/// Processes and devices remembered; with more of them it may have been anybody.
+const KEPT: usize = 8_192;
 
-/// Until when opens may have happened that were not told.
+/// Until when each process may have opened each device without that being told.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Untold {
-    by: Map<(ProcessId, DeviceNumber), u64>,
-    /// By anybody.
-    of: Map<DeviceNumber, u64>,
-    /// By anybody, of any device.
-    any_ns: u64,
-    /// The latest of all these.
-    latest_ns: u64,
+    until: Map<(ProcessId, DeviceNumber), u64>,
+    /// Until when anybody may have opened any.
+    by_anybody_ns: u64,
 }
 
-/// Files that may or may not be those that were at their addresses before.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Undecided {
-    pub(super) id: u64,
-    /// When it was seen before.
-    pub(super) seen_ns: u64,
-    /// Untold opens are among what may have replaced it.
-    pub(super) untold: bool,
+/// Who may have opened a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Suspects {
+    Anybody,
+    These(SmallVec<[ProcessId; 4]>),
+}
+
+impl Suspects {
+    pub(super) fn are_none(&self) -> bool {
+        matches!(self, Self::These(processes) if processes.is_empty())
+    }
+
+    pub(super) fn include(&self, process: ProcessId) -> bool {
+        match self {
+            Self::Anybody => true,
+            Self::These(processes) => processes.contains(&process),
+        }
+    }
+
+    pub(super) fn are_only(&self, process: ProcessId) -> bool {
+        matches!(self, Self::These(processes) if processes[..] == [process])
+    }
 }
 
 impl Untold {
-    /// This process may have opened this device up to this moment.
-    pub(super) fn note(&mut self, process: ProcessId, device: DeviceNumber, until_ns: u64) {
-        if self.by.len() >= PAIRS_KEPT && !self.by.contains_key(&(process, device)) {
-            self.forget(|_| true);
+    pub(super) fn add(&mut self, process: ProcessId, device: DeviceNumber, until_ns: u64) {
+        if self.until.len() >= KEPT && !self.until.contains_key(&(process, device)) {
+            let last_ns = self.until.values().copied().max().unwrap_or(0);
+            self.by_anybody_ns = self.by_anybody_ns.max(last_ns);
+            self.until.clear();
         }
-        let last = self.by.entry((process, device)).or_default();
-        *last = until_ns.max(*last);
-        self.latest_ns = until_ns.max(self.latest_ns);
+        let known = self.until.entry((process, device)).or_default();
+        *known = until_ns.max(*known);
     }
 
-    /// Anybody may have opened anything up to this moment.
-    pub(super) fn lose(&mut self, until_ns: u64) {
-        self.any_ns = until_ns.max(self.any_ns);
-        self.latest_ns = until_ns.max(self.latest_ns);
+    pub(super) fn is_empty(&self) -> bool {
+        self.until.is_empty() && self.by_anybody_ns == 0
     }
 
-    /// Whose they were is not told apart any more for those that ended by this moment.
-    pub(super) fn retain(&mut self, since_ns: u64) {
-        self.forget(|until_ns| until_ns <= since_ns);
+    /// Who may have opened this device after this moment.
+    pub(super) fn since(&self, device: DeviceNumber, since_ns: u64) -> Suspects {
+        if self.by_anybody_ns > since_ns {
+            return Suspects::Anybody;
+        }
+        let they = self.until.iter().filter(|((_, of), until_ns)| *of == device && **until_ns > since_ns);
+        Suspects::These(they.map(|((process, _), _)| *process).collect())
     }
 
-    fn forget(&mut self, which: impl Fn(u64) -> bool) {
-        let of = &mut self.of;
-        self.by.retain(|(_, device), until_ns| {
-            let old = which(*until_ns);
-            if old {
-                let last = of.entry(*device).or_default();
-                *last = (*until_ns).max(*last);
-            }
-            !old
-        });
+    /// Each process and device after this moment. Not who was forgotten for want of room.
+    pub(super) fn all_since(&self, since_ns: u64) -> impl Iterator<Item = (ProcessId, DeviceNumber)> {
+        self.until.iter().filter(move |(_, until_ns)| **until_ns > since_ns).map(|(key, _)| *key)
     }
 
-    /// May anything have been opened after this moment without being told?
-    pub(super) fn any(&self, since_ns: u64) -> bool {
-        self.latest_ns > since_ns
+    /// Did anybody do so after this moment who was forgotten for want of room?
+    pub(super) fn forgot(&self, since_ns: u64) -> bool {
+        self.by_anybody_ns > since_ns
     }
 
-    fn by_anybody(&self, device: DeviceNumber, since_ns: u64) -> bool {
-        self.any_ns > since_ns || self.of.get(&device).is_some_and(|until_ns| *until_ns > since_ns)
-    }
-
-    fn by(&self, process: ProcessId, device: DeviceNumber, since_ns: u64) -> bool {
-        self.by.get(&(process, device)).is_some_and(|until_ns| *until_ns > since_ns)
+    /// Forgets what was over at this moment.
+    pub(super) fn retain_since(&mut self, since_ns: u64) {
+        self.until.retain(|_, until_ns| *until_ns > since_ns);
+        if self.by_anybody_ns <= since_ns {
+            self.by_anybody_ns = 0;
+        }
     }
 }
 
-impl Ledger {
-    /// May what these processes refer to have taken the place of this file, untold, since that was seen last?
-    pub(super) fn may_be_untold(&self, file: &FileRecord, referrers: &[ProcessId]) -> bool {
-        let (untold, since_ns) = (&self.touches.untold, file.latest_ns());
-        if untold.by_anybody(file.device, since_ns) {
-            return true;
-        }
-        if untold.by.is_empty() {
-            return false;
-        }
-        let by = |process: ProcessId| untold.by(process, file.device, since_ns);
-        file.opened.as_ref().is_some_and(|opened| by(opened.task.process))
-            || referrers.iter().any(|process| by(*process))
-            || referrers
-                .iter()
-                .flat_map(|process| self.processes.ancestors(*process))
-                .any(|(ancestor, _)| by(ancestor))
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// What was missed may have been opens.
-    pub(super) fn may_have_missed_opens(cause: &GapCause) -> bool {
-        match cause {
-            GapCause::Lost { cause, .. } => !OF_NO_OPEN.contains(cause),
-            GapCause::Module { .. } => false,
-            _ => true,
+    #[test]
+    fn with_too_many_to_remember_it_may_have_been_anybody_until_that_is_over() {
+        let device = DeviceNumber { major: 195, minor: 0 };
+        let process = |tgid| ProcessId { tgid, start_ns: 1 };
+        let mut untold = Untold::default();
+        untold.add(process(1), device, 100);
+        assert!(untold.since(device, 50).are_only(process(1)) && untold.since(device, 100).are_none());
+        for tgid in 2..=KEPT as u32 + 1 {
+            untold.add(process(tgid), device, 100);
         }
-    }
-
-    /// After everything that is new has its opener: files of which it is not known whether they are those that were there
-    /// before, and whose device was touched since by somebody who has no file for it, may be younger than their record says.
-    pub(super) fn doubt_openings(&mut self, undecided: &[Undecided], until_ns: u64) {
-        if undecided.is_empty() {
-            return;
-        }
-        let mut last: Map<DeviceNumber, u64> = Map::default();
-        for touch in self.touches.all().filter(|touch| touch.at_ns <= until_ns) {
-            let known = last.entry(touch.device).or_insert(touch.at_ns);
-            *known = touch.at_ns.max(*known);
-        }
-        for Undecided { id, seen_ns, untold } in undecided {
-            let Some(file) = self.files.get_mut(*id) else { continue };
-            let touched = last.get(&file.device).is_some_and(|at_ns| at_ns > seen_ns);
-            if let Some(opened) = file.opened.as_mut().filter(|_| touched || *untold) {
-                opened.certainty = Certainty::Likely;
-            }
-        }
+        assert_eq!(untold.since(device, 50), Suspects::Anybody);
+        assert!(untold.forgot(50) && untold.until.len() < KEPT);
+        untold.retain_since(100);
+        assert!(untold.is_empty());
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Ledger;
-use super::files::{Certainty, FileRecord, FileState, OpenRecord, Origin};
+use super::files::{Certainty, FileRecord, FileState, OpenRecord, Origin, Unrest};
 use super::lineage::ProcessHistory;
 use super::resolve::Ways;
 use crate::model::change::Identity;
@@ -148,22 +148,24 @@ impl Ledger {
     /// close.
     #[must_use]
     pub fn is_in_doubt(&self) -> bool {
-        let taken_ns = self.looked.map(|look| look.taken_ns);
-        let mut since = self.files.iter().filter_map(|(_, file)| file.unexplained_since_ns);
-        since.any(|since_ns| Some(since_ns) == taken_ns)
+        self.unrest().in_doubt
     }
 
     /// Files that are on their way out, or whose whereabouts are not known: to be looked at again soon, each by
     /// [`FileChecked`](crate::model::event::EventKind::FileChecked) or by a snapshot. Ordered by id.
     #[must_use]
     pub fn pending(&self) -> Vec<Pending> {
-        let waiting = |file: &FileRecord| match file.state {
-            FileState::Opening { .. } => false,
-            FileState::Open => !file.droppers.is_empty(),
-            FileState::Deferred { .. } => file.doubtful,
-            FileState::Detached { .. } | FileState::Unreferenced { .. } | FileState::Releasing { .. } => true,
-        };
-        self.to_look_at(waiting)
+        if self.is_anything_pending() { self.to_look_at(FileRecord::is_pending) } else { Vec::new() }
+    }
+
+    /// Is there any of those?
+    #[must_use]
+    pub fn is_anything_pending(&self) -> bool {
+        self.unrest().pending
+    }
+
+    pub(super) fn unrest(&self) -> Unrest {
+        self.files.unrest(self.looked.map(|look| look.taken_ns))
     }
 
     /// Is no device file open, as far as is known?

@@ -13,17 +13,20 @@ use std::{
 use aya::{
     Btf as AyaBtf, Ebpf, EbpfLoader, Endianness,
     maps::{Array, HashMap, MapData, RingBuf},
-    programs::Iter,
 };
 use gpu_tracer_common::{
     LAYOUT,
-    layout::{ABSENT, KernelLayout},
     snapshot::{Control, Header, HoldRecord, MAX_SUBJECTS, mode},
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    OBJECT, ProbeError, events, kallsyms, layout, module_use::ModuleCounts, ring, subjects::Subjects, sys,
+    OBJECT, ProbeError, events, kallsyms, layout,
+    module_use::ModuleCounts,
+    programs::{Mappings, Optional, Sockets, first_of, link},
+    ring,
+    subjects::Subjects,
+    sys,
     wanted::Wanted,
 };
 use crate::{kernel::btf::Btf, model::DeviceTable};
@@ -52,73 +55,6 @@ pub enum RingAccess {
     /// Not at all, and why.
     Unknown(String),
 }
-
-/// How mappings are found.
-#[derive(Debug)]
-pub(super) enum Mappings {
-    /// By the trees they are kept in (6.1+): without a lock, and quickly.
-    Trees(OwnedFd),
-    /// One by one, under the lock of their address space (5.12+).
-    OneByOne(OwnedFd),
-    /// By the lists they are kept in (before 6.1): without a lock.
-    Lists(OwnedFd),
-    /// Not at all, and why.
-    Unseen(String),
-}
-
-impl Mappings {
-    fn load(ebpf: &mut Ebpf, kernel: &AyaBtf, layout: &KernelLayout) -> Self {
-        if layout.mm_tree_root != ABSENT {
-            match link(ebpf, "iter_mm_trees", "task", kernel) {
-                Ok(link) => return Self::Trees(link),
-                Err(error) => tracing::debug!(?error, "trees of mappings cannot be walked"),
-            }
-        }
-        let one_by_one = link(ebpf, "iter_mappings", "task_vma", kernel)
-            .or_else(|_| link(ebpf, "iter_mappings_only", "task_vma", kernel));
-        let listed = [layout.mm_list, layout.mm_highest_end, layout.vma_next];
-        if one_by_one.is_err() && !listed.contains(&ABSENT) {
-            match link(ebpf, "iter_mm_lists", "task", kernel) {
-                Ok(link) => return Self::Lists(link),
-                Err(error) => tracing::debug!(?error, "lists of mappings cannot be walked"),
-            }
-        }
-        one_by_one.map_or_else(|error| Self::Unseen(error.to_string()), Self::OneByOne)
-    }
-}
-
-/// How descriptors in flight are found.
-#[derive(Debug)]
-pub(super) enum Sockets {
-    /// By `iter/unix`, in one network namespace after the other (5.17+).
-    Iterator(OwnedFd),
-    /// By the kernel's table of all of them, whose chains are at these addresses (before 6.0).
-    Table(OwnedFd, Vec<u64>),
-    /// Not at all, and why.
-    Unseen(String),
-}
-
-impl Sockets {
-    fn load(ebpf: &mut Ebpf, kernel: &AyaBtf) -> Self {
-        let refusal = match link(ebpf, "iter_sockets", "unix", kernel) {
-            Ok(link) => return Self::Iterator(link),
-            Err(error) => error.to_string(),
-        };
-        let Some(table) = kallsyms::address_of(kallsyms::UNIX_SOCKETS) else {
-            return Self::Unseen(refusal);
-        };
-        match link(ebpf, "iter_socket_table", "task", kernel) {
-            Ok(link) => {
-                let chains = (0..kallsyms::UNIX_CHAINS).map(|chain| table + chain * size_of::<u64>() as u64);
-                Self::Table(link, chains.collect())
-            }
-            Err(error) => Self::Unseen(error.to_string()),
-        }
-    }
-}
-
-/// A source of facts that is optional: the link of its program, or why there is none.
-pub(super) type Optional = Result<OwnedFd, String>;
 
 /// The loaded programs. One snapshot at a time.
 pub struct Iterators {
@@ -292,6 +228,11 @@ impl Iterators {
     /// Lists that were not followed to their end, in the pass just made.
     pub(super) fn truncated(&self) -> Result<u64, ProbeError> {
         Ok(self.control.get(&0, 0).map_err(on("CONTROL"))?.0.truncated)
+    }
+
+    /// Did the pass just made list the network namespaces, if it was to?
+    pub(super) fn has_listed_namespaces(&self) -> Result<bool, ProbeError> {
+        Ok(self.control.get(&0, 0).map_err(on("CONTROL"))?.0.list_namespaces == 0)
     }
 
     /// Names the files whose holders the next pass in [`mode::CARRIERS`] is to find; returns how many did not fit.
@@ -468,27 +409,6 @@ fn read_all(mut open: impl FnMut() -> Option<io::Result<File>>, sender: &SyncSen
             }
         }
     }
-}
-
-fn link(
-    ebpf: &mut Ebpf,
-    program: &'static str,
-    target: &str,
-    kernel: &AyaBtf,
-) -> Result<OwnedFd, ProbeError> {
-    let refused = |source| ProbeError::Program { program, source };
-    let iterator: &mut Iter =
-        ebpf.program_mut(program).ok_or(ProbeError::Incompatible(program))?.try_into().map_err(refused)?;
-    iterator.load(target, kernel).map_err(refused)?;
-    Ok(sys::iterator_link(iterator.fd().map_err(refused)?.as_fd(), None)?)
-}
-
-/// The first of these programs over tasks that this kernel takes.
-fn first_of(ebpf: &mut Ebpf, programs: [&'static str; 2], kernel: &AyaBtf) -> Optional {
-    let [first, second] = programs;
-    link(ebpf, first, "task", kernel)
-        .or_else(|_| link(ebpf, second, "task", kernel))
-        .map_err(|error| error.to_string())
 }
 
 fn take(ebpf: &mut Ebpf, map: &'static str) -> Result<aya::maps::Map, ProbeError> {

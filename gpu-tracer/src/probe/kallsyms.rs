@@ -2,8 +2,6 @@
 
 /// Where unix sockets are kept before Linux 6.0: an array of chains.
 pub(super) const UNIX_SOCKETS: &str = "unix_socket_table";
-/// Chains in [`UNIX_SOCKETS`]: `2 * UNIX_HASH_SIZE` (`include/net/af_unix.h`).
-pub(super) const UNIX_CHAINS: u64 = 512;
 
 /// Address of a symbol, from `/proc/kallsyms`. Slow (a hundred thousand lines), so only where there is no other way.
 /// `None` also where the kernel hides addresses from this process.

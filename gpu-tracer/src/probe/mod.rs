@@ -19,12 +19,14 @@
 //! Where a pass cannot be made, the snapshot says so in `missing`; [`procwalk`] is what is left without BPF.
 
 pub mod events;
+mod in_flight;
 pub mod iterators;
 mod kallsyms;
 mod layout;
 mod module_use;
 mod netns;
 pub mod procwalk;
+mod programs;
 mod records;
 mod ring;
 pub mod snapshot;

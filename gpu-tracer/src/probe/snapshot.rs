@@ -4,17 +4,14 @@ use std::{collections::HashSet, io, os::fd::AsFd, time::Duration};
 
 use gpu_tracer_common::{
     LAYOUT,
-    snapshot::{
-        FILE_DEVICE, FILE_RING, FILE_SOCKET, HOLD_IN_FLIGHT, HOLD_OWNERS, HOLD_UNACCEPTED, HoldRecord,
-        TaskRecord, mode, task_bits,
-    },
+    snapshot::{FILE_DEVICE, FILE_RING, HOLD_OWNERS, HoldRecord, TaskRecord, mode, task_bits},
 };
 use zerocopy::FromBytes;
 
 use super::{
     Iterators, ProbeError,
-    iterators::{Mappings, Reading, RingAccess, Sockets, foreign},
-    netns,
+    iterators::{Reading, RingAccess, foreign},
+    programs::Mappings,
     records::{ByFile, distinct, worth_a_closer_look},
     sys,
 };
@@ -67,7 +64,11 @@ impl Iterators {
     }
 
     /// Descriptors, where the look at tasks does not find them itself.
-    fn pass_task_files(&mut self, holds: &mut Vec<HoldRecord>, within: Duration) -> Result<(), ProbeError> {
+    pub(super) fn pass_task_files(
+        &mut self,
+        holds: &mut Vec<HoldRecord>,
+        within: Duration,
+    ) -> Result<(), ProbeError> {
         if let Some(link) = &self.task_files {
             let mut opened = Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other));
             let reading = Self::begin("task_file", move || opened.take())?;
@@ -108,98 +109,6 @@ impl Iterators {
         };
         missing.push(Missing { what: "mappings", why });
         Ok(())
-    }
-
-    fn pass_sockets(
-        &mut self,
-        tasks: &[Task],
-        holds: &mut Vec<HoldRecord>,
-        missing: &mut Vec<Missing>,
-        within: Duration,
-    ) -> Result<(), ProbeError> {
-        let unseen = |why| Missing { what: "in-flight", why };
-        let link = match &self.sockets {
-            Sockets::Iterator(link) => link.try_clone().map_err(ProbeError::Thread)?,
-            Sockets::Table(link, chains) => {
-                let (link, chains) = (link.try_clone().map_err(ProbeError::Thread)?, chains.clone());
-                match self.look_closer(&link, &chains, holds) {
-                    Ok(0) => {}
-                    Ok(truncated) => missing.push(unseen(not_followed(
-                        truncated,
-                        "list of sockets or of what is queued in one",
-                        "lists of sockets or of what is queued in one",
-                    ))),
-                    Err(error @ ProbeError::Overflow { .. }) => missing.push(unseen(error.to_string())),
-                    Err(error) => return Err(error),
-                }
-                return Ok(());
-            }
-            Sockets::Unseen(why) => {
-                missing.push(unseen(format!("descriptors queued in sockets cannot be seen: {why}")));
-                return Ok(());
-            }
-        };
-        let mut namespaces = netns::of_tasks(tasks).into_iter();
-        let open = move || {
-            loop {
-                let namespace = namespaces.next()?;
-                match namespace.enter() {
-                    Ok(true) => return Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other)),
-                    Ok(false) => {}
-                    Err(error) => {
-                        let why = format!("network namespace {}: {error}", namespace.inode);
-                        return Some(Err(io::Error::new(error.kind(), why)));
-                    }
-                }
-            }
-        };
-        let reading = Self::begin("unix", open)?;
-        match self.finish(reading, within, holds) {
-            Ok(refused) => missing.extend(
-                refused
-                    .into_iter()
-                    .map(|error| unseen(format!("descriptors queued in sockets cannot be seen in {error}"))),
-            ),
-            Err(error @ (ProbeError::Hung { .. } | ProbeError::Overflow { .. })) => {
-                missing.push(unseen(error.to_string()));
-            }
-            Err(error) => return Err(error),
-        }
-        let truncated = self.truncated()?;
-        if truncated > 0 {
-            missing.push(unseen(not_followed(truncated, "queue of a socket", "queues of sockets")));
-        }
-        Ok(())
-    }
-
-    /// Who has the sockets in which device files were found?
-    fn pass_carriers(
-        &mut self,
-        holds: &mut Vec<HoldRecord>,
-        missing: &mut Vec<Missing>,
-        within: Duration,
-    ) -> Result<(), ProbeError> {
-        let in_flight = |hold: &&HoldRecord| matches!(hold.header.kind, HOLD_IN_FLIGHT | HOLD_UNACCEPTED);
-        if !holds.iter().any(|hold| hold.header.kind == HOLD_IN_FLIGHT && hold.file_kind != FILE_SOCKET) {
-            return Ok(());
-        }
-        let sockets: HashSet<u64> = holds.iter().filter(in_flight).map(|hold| hold.by).collect();
-        let left_out = self.set_carriers(sockets.into_iter())?;
-        if left_out > 0 {
-            missing.push(Missing {
-                what: "in-flight",
-                why: format!(
-                    "owners of {} with descriptors in flight were not looked for",
-                    counted(left_out, "socket", "sockets")
-                ),
-            });
-        }
-        self.start(mode::CARRIERS, |_| ())?;
-        if self.task_files.is_some() {
-            return self.pass_task_files(holds, within);
-        }
-        let file = sys::open_iterator(self.tasks.as_fd())?;
-        self.read_pass("task", file, holds).map(drop)
     }
 
     /// What do the io_urings hold that were found?
@@ -263,7 +172,7 @@ impl Iterators {
 }
 
 /// What is said of lists that were not followed to their end.
-fn not_followed(lists: u64, one: &str, many: &str) -> String {
+pub(super) fn not_followed(lists: u64, one: &str, many: &str) -> String {
     format!(
         "{} could not be followed to the end: too long, or changed all the while",
         counted(lists, one, many)

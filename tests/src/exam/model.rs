@@ -355,14 +355,6 @@ impl Model {
         self.processes.entry(process).and_modify(|known| known.name = Some(name.to_owned()));
     }
 
-    /// Has a task no socket, and no other task its table? So whoever has a socket lives where it was made.
-    #[must_use]
-    pub fn may_move(&self, task: Id) -> bool {
-        let table = self.tasks[&task].table;
-        let alone = self.tasks.values().filter(|other| other.table == table).count() == 1;
-        alone && self.table(task).values().all(|entry| entry.file().is_some())
-    }
-
     /// The live tasks of a process.
     #[must_use]
     pub fn tasks_of(&self, process: Id) -> Vec<Id> {

@@ -66,24 +66,6 @@ fn a_mapping_of_memory_that_two_processes_share_is_one_reference_and_two_holders
 }
 
 #[test]
-fn only_who_has_no_socket_and_shares_no_table_may_leave_its_network_namespace() {
-    let mut model = Model::default();
-    let task = model.start(10);
-    model.open(task, 3, "nvidia0", true, (0, 0));
-    assert!(model.may_move(task));
-    let thread = model.thread(task);
-    assert!(!model.may_move(task));
-    model.end_task(thread);
-    model.socket_pair(task, (4, 5));
-    let child = model.fork(task, 11, Sharing::default());
-    assert!(!model.may_move(task) && !model.may_move(child));
-    for fd in [4, 5] {
-        model.close(child, fd);
-    }
-    assert!(model.may_move(child));
-}
-
-#[test]
 fn a_holders_name_is_known_once_it_has_taken_one_and_until_it_replaces_its_program() {
     let mut model = Model::default();
     let task = model.start(10);

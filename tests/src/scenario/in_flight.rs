@@ -1,5 +1,7 @@
 //! Descriptors on their way through unix sockets.
 
+use std::path::PathBuf;
+
 use anyhow::{Context as _, Result};
 
 use crate::stage::Stage;
@@ -40,9 +42,23 @@ pub(super) fn other_network_namespace(stage: &mut Stage) -> Result<()> {
     deliver(stage, &receiver)
 }
 
+/// The same in a network namespace in which no task lives any more: only its sockets keep it.
+pub(super) fn deserted_network_namespace(stage: &mut Stage) -> Result<()> {
+    let receiver = stage.worker()?;
+    receiver.order(Order::Unshare(libc::CLONE_NEWNET)).context("a network namespace needs root")?;
+    let pair = receiver.socket_pair()?;
+    let home = PathBuf::from(format!("/proc/{}/ns/net", std::process::id()));
+    receiver.order(Order::JoinNamespace(home))?;
+    deliver_through(stage, &receiver, pair)
+}
+
 fn deliver(stage: &mut Stage, receiver: &Worker) -> Result<()> {
+    let pair = receiver.socket_pair()?;
+    deliver_through(stage, receiver, pair)
+}
+
+fn deliver_through(stage: &mut Stage, receiver: &Worker, (ours, theirs): (i32, i32)) -> Result<()> {
     let node = stage.node().clone();
-    let (ours, theirs) = receiver.socket_pair()?;
     let sender = receiver.fork()?;
     sender.close(ours)?;
     receiver.close(theirs)?;

@@ -68,6 +68,7 @@ scenarios! {
     "in-flight-unaccepted" in_flight::unaccepted, "the same on a connection that nobody accepted; next: accepted; next: received";
     "in-flight-nested" in_flight::nested, "the socket that carries it is itself in flight; next: the outer one is received";
     "in-flight-netns" in_flight::other_network_namespace, "B6 in another network namespace";
+    "in-flight-deserted" in_flight::deserted_network_namespace, "B6 in a network namespace that no task lives in any more";
     "in-flight-shared" in_flight::shared, "two processes have the receiving end open";
     "in-flight-dropped" in_flight::dropped, "sent, then received without room for descriptors: nobody holds it";
     "io-uring" io_uring::registered, "B8: registered with a ring, descriptor closed; next: unregistered";

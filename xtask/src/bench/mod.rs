@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 10_000)]
     handles: usize,
     /// standing: answers that are timed, of each kind.
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     answers: u32,
     /// journal: events written.
     #[arg(long, default_value_t = 10_000_000)]

@@ -308,3 +308,12 @@ fn who_was_forked_before_an_open_was_handed_the_file_although_its_opener_is_only
     let handed = ChangeKind::HandedOver { from: vec![process(10)] };
     assert!(said(&drift.changes).contains(&(Some(55), &handed)), "{:?}", drift.changes);
 }
+
+#[test]
+fn whoever_touched_a_device_before_the_first_look_is_not_taken_for_the_opener_of_what_it_shows() {
+    // The file may be older than anything that was told.
+    let mut ledger = Ledger::new();
+    ledger.apply(&touched(60_000, 20, GPU0));
+    ledger.reconcile(&world(100_000, tasks(), vec![device(1, GPU0, 1)], vec![fd(1, 10, 3)]));
+    assert_eq!(openings(&ledger), [None]);
+}

@@ -1,4 +1,4 @@
-//! A report on one line, as a daemon gives it: byte for byte what [`write_line`](super::write_line) writes.
+//! A report on one line, as a daemon gives it: byte for byte what [`write_line`](super::write_line) writes, in pieces.
 //!
 //! Of ten thousand open files nearly all that is written is the same from one to the next, and writing each of their 140,000
 //! members by itself took a quarter of the time of an answer. Here they are written by hand, and what is the same as before
@@ -13,45 +13,54 @@ use serde_json::ser::{CompactFormatter, Serializer};
 use super::Printable;
 use crate::model::report::{FileReport, Opener, Report};
 
-/// Bytes that one open file mostly takes.
-const USUAL: usize = 256;
-/// Bytes of everything else.
-const REST: usize = 16 << 10;
+/// Bytes from which what has been written is given away. Of an answer of megabytes there is then hardly ever more than a few of
+/// these in memory, whoever reads it has the first while the last is being written, and none is so long that the allocator
+/// would ask the kernel for it each time.
+const PIECE: usize = 64 << 10;
+/// Left in a piece for the file that fills it.
+const ROOM: usize = 1 << 10;
 
-/// The whole report.
+/// The whole report, piece by piece.
 ///
 /// # Errors
-/// As for [`write`](super::write); writing itself cannot fail.
-pub fn report(report: &Report) -> io::Result<Vec<u8>> {
+/// As for [`write`](super::write); what has been given away until then is no document.
+pub fn report(report: &Report, give: impl FnMut(Vec<u8>)) -> io::Result<()> {
     let Report { cost, gpus, files, holders, .. } = report;
-    let mut line = Line::begin(report)?;
+    let mut line = Line::begin(report, give)?;
     line.member("cost", cost)?;
     line.member("gpus", gpus)?;
     line.files(files)?;
     line.member("holders", holders)?;
-    Ok(line.end())
+    line.end();
+    Ok(())
 }
 
 /// The part of it that is about open files.
 ///
 /// # Errors
 /// As for [`report`].
-pub fn files(report: &Report) -> io::Result<Vec<u8>> {
-    let mut line = Line::begin(report)?;
+pub fn files(report: &Report, give: impl FnMut(Vec<u8>)) -> io::Result<()> {
+    let mut line = Line::begin(report, give)?;
     line.files(&report.files)?;
-    Ok(line.end())
+    line.end();
+    Ok(())
 }
 
 /// An object on one line.
-struct Line(Vec<u8>);
+struct Line<G> {
+    text: Vec<u8>,
+    /// Is there a member already?
+    begun: bool,
+    give: G,
+}
 
-impl Line {
+impl<G: FnMut(Vec<u8>)> Line<G> {
     /// With what every answer begins with.
-    fn begin(report: &Report) -> io::Result<Self> {
-        let Report { schema, taken_at, boot_id, plan, coverage, files, .. } = report;
-        let mut text = Vec::with_capacity(REST + files.len() * USUAL);
+    fn begin(report: &Report, give: G) -> io::Result<Self> {
+        let Report { schema, taken_at, boot_id, plan, coverage, .. } = report;
+        let mut text = Vec::with_capacity(PIECE);
         text.push(b'{');
-        let mut line = Self(text);
+        let mut line = Self { text, begun: false, give };
         line.member("schema", schema)?;
         line.member("taken_at", taken_at)?;
         line.member("boot_id", boot_id)?;
@@ -61,34 +70,37 @@ impl Line {
     }
 
     fn name(&mut self, name: &str) {
-        let first = self.0.len() == 1;
-        self.0.extend_from_slice(if first { b"\"" } else { b",\"" });
-        self.0.extend_from_slice(name.as_bytes());
-        self.0.extend_from_slice(b"\":");
+        let begun = std::mem::replace(&mut self.begun, true);
+        self.text.extend_from_slice(if begun { b",\"" } else { b"\"" });
+        self.text.extend_from_slice(name.as_bytes());
+        self.text.extend_from_slice(b"\":");
     }
 
     fn member(&mut self, name: &str, value: &(impl Serialize + ?Sized)) -> io::Result<()> {
         self.name(name);
-        append(value, &mut self.0)
+        append(value, &mut self.text)
     }
 
     fn files(&mut self, files: &[FileReport]) -> io::Result<()> {
         self.name("files");
-        self.0.push(b'[');
+        self.text.push(b'[');
         let mut before = Before::default();
         for (at, file) in files.iter().enumerate() {
             if at > 0 {
-                self.0.push(b',');
+                self.text.push(b',');
             }
-            before.file(file, &mut self.0)?;
+            before.file(file, &mut self.text)?;
+            if self.text.len() >= PIECE - ROOM {
+                (self.give)(std::mem::replace(&mut self.text, Vec::with_capacity(PIECE)));
+            }
         }
-        self.0.push(b']');
+        self.text.push(b']');
         Ok(())
     }
 
-    fn end(mut self) -> Vec<u8> {
-        self.0.extend_from_slice(b"}\n");
-        self.0
+    fn end(mut self) {
+        self.text.extend_from_slice(b"}\n");
+        (self.give)(self.text);
     }
 }
 

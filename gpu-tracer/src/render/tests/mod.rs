@@ -296,3 +296,12 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_long_answer_comes_in_pieces_of_which_none_is_long() {
+    let mut report = samples::in_flight();
+    report.files = vec![report.files[0].clone(); 10_000];
+    let mut lengths = Vec::new();
+    super::json::answer::report(&report, |piece| lengths.push(piece.len())).unwrap();
+    assert!(lengths.len() > 10 && lengths.iter().all(|length| *length <= 64 << 10), "{lengths:?}");
+}

@@ -1,0 +1,98 @@
+//! Which of the iterator programs this kernel takes, for each thing that is looked for.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::{Btf as AyaBtf, Ebpf, programs::Iter};
+use gpu_tracer_common::layout::{ABSENT, KernelLayout};
+
+use super::{ProbeError, in_flight::chains_of, kallsyms, sys};
+
+/// How mappings are found.
+#[derive(Debug)]
+pub(super) enum Mappings {
+    /// By the trees they are kept in (6.1+): without a lock, and quickly.
+    Trees(OwnedFd),
+    /// One by one, under the lock of their address space (5.12+).
+    OneByOne(OwnedFd),
+    /// By the lists they are kept in (before 6.1): without a lock.
+    Lists(OwnedFd),
+    /// Not at all, and why.
+    Unseen(String),
+}
+
+impl Mappings {
+    pub(super) fn load(ebpf: &mut Ebpf, kernel: &AyaBtf, layout: &KernelLayout) -> Self {
+        if layout.mm_tree_root != ABSENT {
+            match link(ebpf, "iter_mm_trees", "task", kernel) {
+                Ok(link) => return Self::Trees(link),
+                Err(error) => tracing::debug!(?error, "trees of mappings cannot be walked"),
+            }
+        }
+        let one_by_one = link(ebpf, "iter_mappings", "task_vma", kernel)
+            .or_else(|_| link(ebpf, "iter_mappings_only", "task_vma", kernel));
+        let listed = [layout.mm_list, layout.mm_highest_end, layout.vma_next];
+        if one_by_one.is_err() && !listed.contains(&ABSENT) {
+            match link(ebpf, "iter_mm_lists", "task", kernel) {
+                Ok(link) => return Self::Lists(link),
+                Err(error) => tracing::debug!(?error, "lists of mappings cannot be walked"),
+            }
+        }
+        one_by_one.map_or_else(|error| Self::Unseen(error.to_string()), Self::OneByOne)
+    }
+}
+
+/// How descriptors in flight are found.
+#[derive(Debug)]
+pub(super) enum Sockets {
+    /// By `iter/unix`, in one network namespace after the other (5.17+), and where nobody can go by the tables that it lists (6.0+).
+    Iterator { each: OwnedFd, tables: Optional },
+    /// By the kernel's table of all of them, whose chains are at these addresses (before 6.0).
+    Table(OwnedFd, Vec<u64>),
+    /// Not at all, and why.
+    Unseen(String),
+}
+
+impl Sockets {
+    pub(super) fn load(ebpf: &mut Ebpf, kernel: &AyaBtf) -> Self {
+        let refusal = match link(ebpf, "iter_sockets", "unix", kernel) {
+            Ok(each) => {
+                let tables =
+                    link(ebpf, "iter_socket_tables", "task", kernel).map_err(|error| error.to_string());
+                return Self::Iterator { each, tables };
+            }
+            Err(error) => error.to_string(),
+        };
+        let Some(table) = kallsyms::address_of(kallsyms::UNIX_SOCKETS) else {
+            return Self::Unseen(refusal);
+        };
+        match link(ebpf, "iter_socket_table", "task", kernel) {
+            Ok(link) => Self::Table(link, chains_of(table).collect()),
+            Err(error) => Self::Unseen(error.to_string()),
+        }
+    }
+}
+
+/// A source of facts that is optional: the link of its program, or why there is none.
+pub(super) type Optional = Result<OwnedFd, String>;
+
+/// Loads a program over these elements; its link.
+pub(super) fn link(
+    ebpf: &mut Ebpf,
+    program: &'static str,
+    target: &str,
+    kernel: &AyaBtf,
+) -> Result<OwnedFd, ProbeError> {
+    let refused = |source| ProbeError::Program { program, source };
+    let iterator: &mut Iter =
+        ebpf.program_mut(program).ok_or(ProbeError::Incompatible(program))?.try_into().map_err(refused)?;
+    iterator.load(target, kernel).map_err(refused)?;
+    Ok(sys::iterator_link(iterator.fd().map_err(refused)?.as_fd(), None)?)
+}
+
+/// The first of these programs over tasks that this kernel takes.
+pub(super) fn first_of(ebpf: &mut Ebpf, programs: [&'static str; 2], kernel: &AyaBtf) -> Optional {
+    let [first, second] = programs;
+    link(ebpf, first, "task", kernel)
+        .or_else(|_| link(ebpf, second, "task", kernel))
+        .map_err(|error| error.to_string())
+}
