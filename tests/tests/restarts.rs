@@ -1,5 +1,6 @@
 //! SCENARIOS B13: handles older than the daemon, a daemon that is killed and started again, and more opens than it can be told of.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use gpu_tracer_tests::harness::{Daemon, Device, Play, eventually};
@@ -64,6 +65,56 @@ fn b13_who_opened_a_file_is_known_to_the_daemon_after_the_next() {
     daemon.kill();
     daemon.start_again();
     assert_eq!(openers(&daemon), known, "after a SIGKILL\n{}", daemon.said());
+}
+
+/// The numbers of the files of these processes, as the daemon has them now.
+fn numbers(daemon: &Daemon, play: &Play) -> BTreeSet<u64> {
+    let answer = daemon.check(play);
+    let family = play.family();
+    let own = answer.report.holders.iter().filter(|holder| family.contains(&holder.pid));
+    own.flat_map(|holder| &holder.devices).flat_map(|held| held.files.iter().copied()).collect()
+}
+
+/// The numbers of the files that the journal has for these processes, once it has as many holdings as wanted.
+fn recorded(daemon: &Daemon, play: &Play, holdings: usize) -> BTreeSet<u64> {
+    let pid = play.truth.holders[0].pid.to_string();
+    eventually("it in the journal", Duration::from_secs(60), || {
+        let told = daemon.history(&["--pid", &pid, "--since", "1h", "--format", "json"]);
+        let answer: Value = serde_json::from_slice(&told.out).ok()?;
+        let held = answer["holdings"].as_array().filter(|held| held.len() >= holdings)?;
+        Some(held.iter().filter_map(|held| held["file"].as_u64()).collect())
+    })
+}
+
+#[test]
+fn b13_a_file_has_one_number_and_is_counted_once_however_often_the_daemon_is_replaced() {
+    let device = Device::one();
+    let mut daemon = Daemon::start(&device);
+    let play = Play::stage_on(Device::one(), "many-handles", &["15"]);
+    let known = numbers(&daemon, &play);
+    assert_eq!(known.len(), 15, "{known:?}");
+    let path = daemon.state_dir().join("open-files.json");
+    eventually("it written down", Duration::from_secs(60), || {
+        let text = std::fs::read(&path).ok()?;
+        let document: Value = serde_json::from_slice(&text).ok()?;
+        let ids: BTreeSet<u64> =
+            document["files"].as_array()?.iter().filter_map(|file| file["id"].as_u64()).collect();
+        known.is_subset(&ids).then_some(())
+    });
+    assert_eq!(recorded(&daemon, &play, 15), known);
+    for round in 1..=2 {
+        daemon.kill();
+        daemon.start_again();
+        assert_eq!(numbers(&daemon, &play), known, "SIGKILL {round}\n{}", daemon.said());
+        assert_eq!(recorded(&daemon, &play, 15 * (round + 1)), known, "SIGKILL {round}");
+    }
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.await_end(), Some(0), "{}", daemon.said());
+    daemon.start_again();
+    assert_eq!(numbers(&daemon, &play), known, "after a clean end\n{}", daemon.said());
+    // What comes later gets numbers that none has had.
+    let later = numbers(&daemon, &Play::stage_on(Device::one(), "many-handles", &["3"]));
+    assert!(later.iter().min() > known.iter().max(), "{later:?} after {known:?}");
 }
 
 #[test]
