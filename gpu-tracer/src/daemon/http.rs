@@ -336,10 +336,8 @@ impl Server {
         let (head, known) = oneshot::channel();
         let respond = move |answer: Result<Report, Failure>| {
             let _ = head.send(answer.as_ref().map(|_| ()).map_err(Failure::clone));
-            if let Ok(report) = answer
-                && let Err(error) = write(&report, &writer)
-            {
-                writer.fail(error);
+            if answer.is_ok_and(|report| write(&report, &writer).is_ok()) {
+                writer.end();
             }
         };
         self.answer(viewer, query, respond).await?;

@@ -81,8 +81,12 @@ impl Addresses {
 
     /// May this device have been opened after this moment without [`Addresses::reused`] knowing of it?
     pub(super) fn may_lack(&self, device: DeviceNumber, since_ns: u64) -> bool {
-        let untold = self.without_file.get(&device).is_some_and(|at_ns| *at_ns > since_ns);
-        untold || self.doubted_ns > since_ns
+        self.lacking_until(device) > since_ns
+    }
+
+    /// The last moment up to which that may be; 0 where it never was.
+    pub(super) fn lacking_until(&self, device: DeviceNumber) -> u64 {
+        self.without_file.get(&device).copied().unwrap_or(0).max(self.doubted_ns)
     }
 
     /// Forgets touches that a file has been matched with, and those before.

@@ -217,7 +217,8 @@ impl Ledger {
         self.doubt_openers(&untold);
         if !self.touches.is_empty() {
             let slots = self.touches.slots();
-            let shown = resolved.files.iter().flat_map(|seen| resolved.vias(seen)).filter_map(slot_of);
+            let files = if slots.is_empty() { &[][..] } else { &resolved.files };
+            let shown = files.iter().flat_map(|seen| resolved.vias(seen)).filter_map(slot_of);
             let filled: Set<Slot> = shown.filter(|slot| slots.contains(slot)).collect();
             self.touches.settle(scene.taken_ns, |slot| filled.contains(&slot));
         }

@@ -155,6 +155,12 @@ impl Touches {
         self.count == 0 && self.addresses.is_empty() && self.untold.is_empty()
     }
 
+    /// Up to when another file of this device may have come to an address without being told of there. What was seen at its
+    /// address later is what it was, whatever touches are remembered.
+    pub(super) fn unsure_until(&self, device: DeviceNumber) -> u64 {
+        self.addresses.lacking_until(device).max(self.untold.until(device))
+    }
+
     /// All touches of a process, in order of time.
     pub(super) fn of(&self, process: ProcessId) -> impl DoubleEndedIterator<Item = &Touch> {
         self.logs.get(&process).into_iter().flatten()

@@ -8,7 +8,10 @@ use super::resolve::{Resolved, ResolvedFile, Ways};
 use crate::model::{ProcessId, Via};
 
 impl Ledger {
-    /// Is done with files that are what they were, while nothing was heard of that may have put another in their place.
+    /// Is done with files that are what they were, and in whose place nothing that was heard of can have put another.
+    ///
+    /// That touches are remembered is no reason to look closer: those of an open that came to nothing are for as long as the
+    /// process lives. Only what may have been opened without its address being told is.
     ///
     /// They come mostly in the order in which they are remembered: going through both together spares a search for each.
     pub(super) fn see_unchanged(
@@ -18,9 +21,7 @@ impl Ledger {
         scene: &Scene<'_>,
         (ids, as_before): (&mut [u64], &mut [bool]),
     ) {
-        if !self.touches.is_empty() {
-            return;
-        }
+        let mut unsure = None;
         let mut index = 0;
         while let Some(next) = resolved.files.get(index) {
             let Some(from) = self.files.id_of(next.key) else {
@@ -29,8 +30,16 @@ impl Ledger {
             };
             for (id, file) in self.files.from(from) {
                 let Some(seen) = resolved.files.get(index).filter(|seen| seen.key == file.key) else { break };
+                let unsure_until = match unsure {
+                    Some((device, until_ns)) if device == file.device => until_ns,
+                    _ => self.touches.unsure_until(file.device),
+                };
+                unsure = Some((file.device, unsure_until));
                 let same = file.opener_due.is_none() && !file.differs(seen.device, seen.identity);
-                if same && is_as_before(file, seen, resolved.vias(seen), holding.of(index)) {
+                if same
+                    && file.latest_ns() >= unsure_until
+                    && is_as_before(file, seen, resolved.vias(seen), holding.of(index))
+                {
                     see_again(file, seen, scene.taken_ns);
                     (ids[index], as_before[index]) = (id, true);
                 }

@@ -64,6 +64,12 @@ impl Untold {
         Suspects::These(they.map(|((process, _), _)| *process).collect())
     }
 
+    /// The last moment up to which anybody may have opened this device; 0 where nobody ever may.
+    pub(super) fn until(&self, device: DeviceNumber) -> u64 {
+        let they = self.until.iter().filter(|((_, of), _)| *of == device).map(|(_, until_ns)| *until_ns);
+        they.max().unwrap_or(0).max(self.by_anybody_ns)
+    }
+
     /// Each process and device after this moment. Not who was forgotten for want of room.
     pub(super) fn all_since(&self, since_ns: u64) -> impl Iterator<Item = (ProcessId, DeviceNumber)> {
         self.until.iter().filter(move |(_, until_ns)| **until_ns > since_ns).map(|(key, _)| *key)

@@ -53,15 +53,26 @@ pub fn explain(proc: &Path, snapshot: &mut Snapshot) {
 
 /// Files with more references than are named, and how many more.
 fn unexplained(snapshot: &Snapshot) -> HashMap<FileKey, u64> {
-    let mut named: Map<FileKey, u64> =
-        Map::with_capacity_and_hasher(snapshot.files.len(), Default::default());
-    for reference in &snapshot.references {
-        *named.entry(reference.file).or_default() += 1;
-    }
-    let more = |file: &OpenFile| {
-        let more = file.count?.saturating_sub(named.get(&file.key).copied().unwrap_or(0));
+    let more = |file: &OpenFile, named: u64| {
+        let more = file.count?.saturating_sub(named);
         (more > 0).then_some((file.key, more))
     };
+    let mut short = HashMap::new();
+    let mut rest = &snapshot.references[..];
+    // Mostly the references come file by file as the files do, and so many are found without a search.
+    for file in &snapshot.files {
+        let beside = rest.iter().take_while(|reference| reference.file == file.key).count();
+        rest = &rest[beside..];
+        short.extend(more(file, beside as u64));
+    }
+    if short.is_empty() {
+        return short;
+    }
+    let mut named: Map<FileKey, u64> = short.keys().map(|file| (*file, 0)).collect();
+    for reference in &snapshot.references {
+        named.entry(reference.file).and_modify(|named| *named += 1);
+    }
+    let more = |file: &OpenFile| more(file, *named.get(&file.key)?);
     snapshot.files.iter().filter_map(more).collect()
 }
 

@@ -8,6 +8,7 @@ mod recall;
 mod resolving;
 mod speed;
 mod states;
+mod unchanged;
 
 use crate::ledger::{Ledger, View};
 use crate::model::change::{Change, ChangeKind};
