@@ -12,7 +12,7 @@ use crate::ledger::Ledger;
 
 const NAME: &str = "last-file";
 /// Numbers reserved at a time.
-const PORTION: u64 = 1 << 20;
+const PORTION: u64 = 1 << 16;
 /// The next portion is reserved when fewer are left. In the time between two looks at this nobody opens so many.
 const LOW: u64 = PORTION / 2;
 
