@@ -145,7 +145,7 @@ fn file_being_opened(task: u64) -> Option<u64> {
     for chunk in 0..STACK_WORDS / WORDS_AT_ONCE as u64 {
         let from = nameidata - (chunk + 1) * (WORDS_AT_ONCE * 8) as u64;
         for word in read::<[u64; WORDS_AT_ONCE]>(from, 0)? {
-            if may_be_file(word) && is_being_opened(word, cred) {
+            if may_be_file(word, task) && is_being_opened(word, cred) {
                 common &= word;
                 all |= word;
             }
@@ -154,10 +154,16 @@ fn file_being_opened(task: u64) -> Option<u64> {
     (all != 0 && common == all).then_some(all)
 }
 
-/// Addresses of the kernel are negative numbers.
+/// Does this look like the address of what the kernel has allocated, as the task itself is? Its code, to which a stack has many
+/// addresses, lies above that. What is no address at all must not be read from: older kernels warn of it.
 #[inline(always)]
-fn may_be_file(word: u64) -> bool {
-    word.cast_signed() < 0 && word & 7 == 0
+fn may_be_file(word: u64, task: u64) -> bool {
+    /// Of the kernel's half on x86 with page tables of 4 levels; with 5, and on other machines, memory lies lower.
+    const UPPER: u64 = 0xffff_8000_0000_0000;
+    const LOWEST: u64 = 0xff00_0000_0000_0000;
+    const CODE: u64 = 0xffff_ffff_8000_0000;
+    let lowest = if task >= UPPER { UPPER } else { LOWEST };
+    word >= lowest && word < CODE && word & 7 == 0
 }
 
 /// Is this the address of a file that somebody with these credentials is opening?
