@@ -308,13 +308,13 @@ impl Files {
 
     /// A file that was not known. Whatever was at its address must have been removed.
     pub(super) fn insert(&mut self, record: FileRecord) -> u64 {
-        self.unrest = None;
         self.last_id += 1;
         self.insert_as(self.last_id, record)
     }
 
     /// A file that has this number already, and that no living file has.
     pub(super) fn insert_as(&mut self, id: u64, record: FileRecord) -> u64 {
+        self.unrest = None;
         let before = self.by_key.insert(record.key, id);
         debug_assert!(before.is_none(), "two files at one address");
         self.records.insert(id, Box::new(record));

@@ -58,7 +58,10 @@ impl Iterators {
                     let namespace = namespaces.next()?;
                     match namespace.enter() {
                         Ok(true) => {
-                            entered.lock().unwrap_or_else(PoisonError::into_inner).insert(namespace.inode);
+                            entered
+                                .lock()
+                                .unwrap_or_else(PoisonError::into_inner)
+                                .insert(u64::from(namespace.inode));
                             return Some(sys::open_iterator(each.as_fd()).map_err(io::Error::other));
                         }
                         Ok(false) => {}
@@ -101,12 +104,11 @@ impl Iterators {
     fn pass_deserted(
         &mut self,
         listed: &[HoldRecord],
-        entered: &HashSet<u32>,
+        entered: &HashSet<u64>,
         holds: &mut Vec<HoldRecord>,
         missing: &mut Vec<Missing>,
     ) -> Result<(), ProbeError> {
-        let is_deserted =
-            |namespace: &&HoldRecord| !entered.iter().any(|inode| u64::from(*inode) == namespace.by);
+        let is_deserted = |namespace: &&HoldRecord| !entered.contains(&namespace.by);
         let tables: HashSet<u64> =
             listed.iter().filter(is_deserted).map(|namespace| namespace.file).collect();
         let Sockets::Iterator { tables: program, .. } = &self.sockets else { return Ok(()) };
