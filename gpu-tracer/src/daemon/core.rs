@@ -111,6 +111,7 @@ impl Core {
     ) -> Self {
         let rechecks = source.is_some() && iterators.recheck(&[]).is_ok();
         let now = Instant::now();
+        let unfinished = source.as_ref().is_some_and(EventSource::driver_is_unfinished);
         let mut core = Self {
             settings,
             devices: Arc::new(devices),
@@ -119,7 +120,7 @@ impl Core {
             ledger: if rechecks { Ledger::with_rechecks() } else { Ledger::new() },
             rechecks,
             pace: Pace::new(now),
-            driver_pace: DriverPace::default(),
+            driver_pace: DriverPace::new(unfinished, now),
             pending: false,
             strangers: HashSet::new(),
             uncounted: BTreeMap::new(),

@@ -27,6 +27,11 @@ pub(super) struct DriverPace {
 }
 
 impl DriverPace {
+    /// At the start. `unfinished`: whether hooks are still to be attached.
+    pub(super) fn new(unfinished: bool, now: Instant) -> Self {
+        Self { unfinished: unfinished.then_some(now), ..Self::default() }
+    }
+
     /// A module was announced.
     fn announced(&mut self, now: Instant) {
         self.follow_up = 0;

@@ -54,9 +54,11 @@ impl Ledger {
             EventKind::ReleaseDeferred { file, device, work } => {
                 let state = FileState::Deferred { since_ns: at_ns };
                 self.leaving(at_ns, *file, *device, state, ChangeKind::Deferred, &mut changes);
+                self.ends.add(*file, at_ns);
                 self.files.outlive(*file, *work);
             }
             EventKind::Released { file, .. } => {
+                self.ends.add(*file, at_ns);
                 self.release_at(*file, at_ns, ReleasedHow::Seen, &mut changes);
             }
             EventKind::FileChecked { file, count, still_same } => {
@@ -149,6 +151,9 @@ impl Ledger {
 
     /// A file was looked at again: `count` references, or it is gone.
     fn checked(&mut self, at_ns: u64, key: FileKey, count: Option<u64>, changes: &mut Vec<Change>) {
+        if count.is_none() {
+            self.ends.add(key, at_ns);
+        }
         let Some(id) = self.files.id_of(key) else { return };
         let Some(file) = self.files.get_mut(id) else { return };
         let Some(count) = count else {

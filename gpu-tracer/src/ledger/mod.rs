@@ -28,6 +28,7 @@ mod dropping;
 mod exits;
 mod files;
 mod gap;
+mod gone;
 mod holding;
 mod lineage;
 mod openers;
@@ -65,6 +66,7 @@ use crate::model::hash::Map;
 use crate::model::{FileKey, ProcessId};
 use files::{Certainty, Files};
 use gap::Gaps;
+use gone::Ends;
 use lineage::Processes;
 use recall::Expected;
 use touches::Touches;
@@ -76,6 +78,7 @@ pub struct Ledger {
     files: Files,
     processes: Processes,
     touches: Touches,
+    ends: Ends,
     gaps: Gaps,
     /// What an earlier daemon knew, until the first look.
     expected: Map<FileKey, Expected>,

@@ -1,7 +1,5 @@
 //! Taking over a snapshot.
 
-use std::borrow::Cow;
-
 use super::dropping::{Dying, credit, droppers};
 use super::files::{Dropper, FileRecord, FileState};
 use super::holding::{Holding, Scene, take_holders};
@@ -17,7 +15,7 @@ use crate::model::change::{Change, ChangeKind, ReleasedHow};
 use crate::model::event::{Slot, TaskId};
 use crate::model::hash::{Map, Set};
 use crate::model::snapshot::Source;
-use crate::model::{FileKey, OpenFile, ProcessId, Snapshot, Via};
+use crate::model::{ProcessId, Snapshot, Via};
 
 /// Where a snapshot differed from what the ledger had believed, and where it contradicts itself; and what changed.
 ///
@@ -99,25 +97,11 @@ impl Ledger {
         self.holders = entries(&ids, resolved.holders, &dropping, &world);
         let before_ns = scene.before.map_or(0, |before| before.taken_ns);
         self.looked = Some(Looked { taken_ns: snapshot.taken_ns, before_ns, complete });
+        self.ends.forget_before(snapshot.taken_ns);
         self.tidy(named, &scene, &mut drift.changes);
         drift.changes.sort_by_key(|change| change.at_ns);
         self.drift.add(&drift);
         drift
-    }
-
-    /// Leaves out files that have been seen and whose address has been used for another one before the look was over.
-    fn without_the_gone<'a>(&self, snapshot: &'a Snapshot) -> Cow<'a, Snapshot> {
-        let is_gone =
-            |file: &OpenFile| file.seen_ns != 0 && self.touches.addresses.reused(file.key, file.seen_ns);
-        let gone: Set<FileKey> =
-            snapshot.files.iter().filter(|file| is_gone(file)).map(|file| file.key).collect();
-        if gone.is_empty() {
-            return Cow::Borrowed(snapshot);
-        }
-        let mut left = snapshot.clone();
-        left.files.retain(|file| !gone.contains(&file.key));
-        left.references.retain(|reference| !gone.contains(&reference.file));
-        Cow::Owned(left)
     }
 
     /// Thread-group ids of all processes whose tasks will be asked about.

@@ -338,3 +338,42 @@ fn the_descriptor_that_an_exit_cannot_get_past_lies_before_the_first_device_that
     ledger.apply(&checked(100_200, 1, None));
     assert_eq!(closing(&ledger), [waits(5)], "the first is");
 }
+
+/// The file at address 1, which 10 opened at 105,000, is seen by the look of 100,000 at 110,000; then this happens; then the look is over.
+fn gone_before_the_look_was_over(ends: impl Fn(&mut Ledger)) -> (Vec<u64>, Ledger) {
+    let mut ledger = Ledger::with_rechecks();
+    ledger.reconcile(&world(50_000, vec![task(10, 10)], Vec::new(), Vec::new()));
+    ledger.apply(&opened(105_000, 10, 1, GPU0));
+    ends(&mut ledger);
+    let seen = OpenFile { seen_ns: 110_000, ..device(1, GPU0, 1) };
+    ledger.reconcile(&world(100_000, vec![task(10, 10)], vec![seen], vec![fd(1, 10, 3)]));
+    let open =
+        ledger.view().files.iter().filter(|file| file.state == FileState::Open).map(|file| file.id).collect();
+    (open, ledger)
+}
+
+#[test]
+fn what_was_seen_and_released_before_the_look_was_over_does_not_come_back() {
+    let (open, _) = gone_before_the_look_was_over(|ledger| _ = ledger.apply(&released(115_000, 1)));
+    assert_eq!(open, [0; 0]);
+    let (open, _) = gone_before_the_look_was_over(|ledger| _ = ledger.apply(&checked(115_000, 1, None)));
+    assert_eq!(open, [0; 0]);
+    let (open, ledger) = gone_before_the_look_was_over(|ledger| {
+        let deferred = EventKind::ReleaseDeferred { file: FileKey(1), device: GPU0, work: FileKey(77) };
+        ledger.apply(&event(115_000, deferred));
+    });
+    assert_eq!((open, ledger.view().files.len()), (vec![], 1), "the work that was deferred is left");
+}
+
+#[test]
+fn what_was_seen_after_another_file_at_its_address_was_released_is_there() {
+    let (open, _) = gone_before_the_look_was_over(|ledger| {
+        ledger.apply(&released(106_000, 1));
+    });
+    assert_eq!(open.len(), 1);
+    let (open, _) = gone_before_the_look_was_over(|ledger| {
+        ledger.apply(&released(115_000, 1));
+        ledger.apply(&opened(116_000, 10, 1, GPU0));
+    });
+    assert_eq!(open.len(), 1, "opened again since: the look says nothing of it");
+}

@@ -1,212 +1,275 @@
 //! Attaching what is not attached yet, the essential first: a driver that comes back is to be followed within a second, and the kernel
-//! takes its time for each probe.
+//! takes its time for each place at which it is to stop.
+//!
+//! So threads have the places made, all at once, and nobody waits for them: [`DriverHooks::refresh`] takes what is done. To have
+//! programs run there takes no time, and is done in order: what tells that a release was not deferred comes before releases.
 //!
 //! Functions are named to the kernel. One that it does not find by its name may be there all the same, as a clone of the compiler's, or
-//! under a name that several have. That the list of all symbols tells, which takes long to read, so that a thread does it; whatever
-//! depends on such a function waits.
+//! under a name that several have. That the list of all symbols tells, which takes long to read, and is read once for all.
 
 use std::{
     io,
     os::fd::AsFd,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
     thread::{self, JoinHandle},
 };
 
 use super::{
     Attached, DriverHooks, FUNCTIONS, Loaded, Refused,
     functions::{Function, Part},
-    kprobe::{Pmu, Probe, Target},
+    kprobe::{Place, Pmu, Probe, Target},
     symbols::{Found, Symbols},
 };
 use crate::kernel::Answer;
 
-/// A function that the kernel does not find by its name.
+/// How many of those that are not essential are begun at once. An essential one may come with the next module, and is to find no queue.
+const OTHERS_AT_ONCE: usize = 2;
+
+/// What is not attached yet, as far as it has come.
+#[derive(Debug, Default)]
+pub(super) struct Attaching {
+    placing: Vec<Placing>,
+    placed: Vec<Placed>,
+    /// The list of symbols for whoever needs it, and the modules of which it is true.
+    symbols: Option<(Vec<Loaded>, SharedSymbols)>,
+}
+
+type SharedSymbols = Arc<OnceLock<Symbols>>;
+
+/// A function whose places are being made.
 #[derive(Debug)]
-pub(super) struct Unplaced {
-    pub(super) function: usize,
-    pub(super) module: Loaded,
-    error: io::Error,
+struct Placing {
+    function: usize,
+    module: Loaded,
+    made: JoinHandle<Result<(Places, Option<String>), Refusal>>,
 }
 
-/// The list of symbols, being read.
+/// A function whose places are there, but no programs yet.
 #[derive(Debug)]
-pub(super) struct LookUp {
-    /// Of these modules it is true.
-    modules: Vec<Loaded>,
-    symbols: JoinHandle<Symbols>,
+struct Placed {
+    function: usize,
+    module: Loaded,
+    places: Places,
+    remark: Option<String>,
 }
 
-/// What is attached together. The order matters: what tells that a release was not deferred must be there before releases are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Deferral,
-    Essential,
-    Other,
+/// The places of a function: at its return first, so that no call is seen to begin and not to end.
+#[derive(Debug)]
+struct Places {
+    end: Option<Place>,
+    begin: Place,
 }
 
-impl Stage {
-    fn of(function: &Function) -> Self {
-        match function.part {
-            Part::InPlace | Part::Deferred => Self::Deferral,
-            _ if function.essential => Self::Essential,
-            _ => Self::Other,
-        }
+/// What became of a hook that is not to be had, and why.
+type Refusal = (Answer, String);
+
+impl Attaching {
+    pub(super) fn is_over(&self) -> bool {
+        self.placing.is_empty() && self.placed.is_empty()
+    }
+
+    /// Is something being done about this function of this module?
+    fn is_at(&self, function: usize, module: Loaded) -> bool {
+        self.placing.iter().any(|placing| (placing.function, placing.module) == (function, module))
+            || self.placed.iter().any(|placed| (placed.function, placed.module) == (function, module))
     }
 }
 
-/// Where a function was hooked.
-type Placed = io::Result<Vec<Probe>>;
+impl Places {
+    /// To be removed.
+    fn unused(self) -> impl Iterator<Item = Probe> {
+        self.end.into_iter().chain([self.begin]).map(Probe::unused)
+    }
+}
 
 impl DriverHooks {
-    /// Attaches to what can be had. The essential ones come first, and the others the next time if there were any of those.
+    /// Attaches to what is ready for it, and goes on with the rest.
     pub(super) fn attach_missing(&mut self, pmu: Pmu) {
-        self.unfinished = false;
-        for stage in [Stage::Deferral, Stage::Essential, Stage::Other] {
-            let mut missing: Vec<(usize, Loaded)> = self.missing(stage).collect();
-            let any = !missing.is_empty();
-            // One at a time: whoever calls has others to serve, and an essential one may come with the next module.
-            if stage == Stage::Other && missing.len() > 1 {
-                missing.truncate(1);
-                self.unfinished = true;
-            }
-            for ((function, module), placed) in self.place_by_name(pmu, missing) {
-                self.take_placed(function, module, placed);
-            }
-            if stage == Stage::Essential && any {
-                self.unfinished = true;
-                break;
+        self.take_made();
+        self.run_programs();
+        self.begin(pmu);
+    }
+
+    /// Takes what threads have done.
+    fn take_made(&mut self) {
+        let (done, at_work) = std::mem::take(&mut self.attaching.placing)
+            .into_iter()
+            .partition(|placing| placing.made.is_finished());
+        self.attaching.placing = at_work;
+        let done: Vec<Placing> = done;
+        for Placing { function, module, made } in done {
+            let failed = |_| Err((Answer::No, "a thread has failed".to_owned()));
+            let is_there = self.home(&FUNCTIONS[function]) == Some(module);
+            match made.join().unwrap_or_else(failed) {
+                Ok((places, remark)) => {
+                    self.attaching.placed.push(Placed { function, module, places, remark });
+                }
+                Err((works, why)) if is_there => {
+                    self.refused.push(Refused { function, module, works, why });
+                }
+                Err(_) => {}
             }
         }
-        self.look_up(pmu);
     }
 
-    /// Functions of a stage that are to be tried, and where they are.
-    fn missing(&self, stage: Stage) -> impl Iterator<Item = (usize, Loaded)> {
-        let functions =
-            FUNCTIONS.iter().enumerate().filter(move |(_, function)| Stage::of(function) == stage);
-        functions.filter_map(|(index, function)| {
-            let module = self.home(function)?;
-            let tried = self.attached.iter().any(|attached| attached.function == index)
-                || self.refused.iter().any(|refused| (refused.function, refused.module) == (index, module))
-                || self.unplaced.iter().any(|unplaced| unplaced.function == index);
+    /// Has programs run where places are there.
+    fn run_programs(&mut self) {
+        let mut placed = std::mem::take(&mut self.attaching.placed);
+        placed.sort_by_key(|placed| placed.function);
+        for one in placed {
+            let function = &FUNCTIONS[one.function];
+            if self.home(function) != Some(one.module) {
+                self.detaching.put(one.places.unused());
+                continue;
+            }
             // How it is followed depends on what becomes of those.
-            let must_wait = matches!(function.part, Part::Release(_))
-                && self.unplaced.iter().any(|unplaced| {
-                    let other = &FUNCTIONS[unplaced.function];
-                    Stage::of(other) == Stage::Deferral && other.module() == function.module()
-                });
-            (!tried && !must_wait).then_some((index, module))
-        })
+            let tells_of_deferral =
+                |other: &Function| other.tells_of_deferral() && other.module() == function.module();
+            if matches!(function.part, Part::Release(_)) && self.is_placing(tells_of_deferral) {
+                self.attaching.placed.push(one);
+                continue;
+            }
+            let Placed { function: index, module, places, remark } = one;
+            let programs = function.programs(self.sees_deferrals(function.module()));
+            match self.attach(places, programs) {
+                Ok(probes) => {
+                    let attached = Attached { function: index, module, programs, probes, remark };
+                    if let Some(pinned) = &self.pinned {
+                        pinned.keep(&attached);
+                    }
+                    self.attached.push(attached);
+                }
+                Err(error) => {
+                    let (works, why) = refusal(&error);
+                    self.refused.push(Refused { function: index, module, works, why });
+                }
+            }
+        }
     }
 
-    /// All at once: most of the time is spent in waiting.
-    fn place_by_name(&self, pmu: Pmu, missing: Vec<(usize, Loaded)>) -> Vec<((usize, Loaded), Placed)> {
-        let place = |(index, module): (usize, Loaded)| {
-            let function = &FUNCTIONS[index];
-            let name = Target::Name(format!("{}:{}", module.name, function.symbol()));
-            self.place(pmu, function, &name)
-        };
-        thread::scope(|scope| {
-            let placing: Vec<_> = missing
-                .iter()
-                .map(|one| {
-                    thread::Builder::new().name("attach".to_owned()).spawn_scoped(scope, move || place(*one))
-                })
-                .collect();
-            let placed = placing.into_iter().map(|thread| match thread {
-                Ok(thread) => thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread has failed"))),
-                Err(error) => Err(error),
-            });
-            missing.iter().copied().zip(placed).collect()
-        })
-    }
-
-    fn place(&self, pmu: Pmu, function: &Function, target: &Target) -> Placed {
-        let (begin, end) = function.programs(self.sees_deferrals(function.module()));
-        let probe = |name: &str, at_return| {
+    fn attach(
+        &self,
+        Places { end, begin }: Places,
+        (at_begin, at_end): (&'static str, Option<&'static str>),
+    ) -> io::Result<Vec<Probe>> {
+        let attach = |place, name| {
             let program = self.programs.iter().find(|(known, _)| *known == name);
             let (_, program) = program.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            Probe::attach(pmu, program.as_fd(), target, at_return)
+            Probe::attach(place, program.as_fd())
         };
-        let at_return = end.map(|end| probe(end, true)).transpose()?;
-        let at_entry = probe(begin, false)?;
-        Ok(at_return.into_iter().chain([at_entry]).collect())
+        let end = end.zip(at_end).map(|(place, name)| attach(place, name)).transpose()?;
+        let begin = attach(begin, at_begin)?;
+        Ok(end.into_iter().chain([begin]).collect())
     }
 
-    fn take_placed(&mut self, function: usize, module: Loaded, placed: Placed) {
-        match placed {
-            Ok(probes) => self.take_attached(function, module, probes, None),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) => {
-                let works = Answer::Denied(format!("{error}; it takes root or CAP_PERFMON"));
-                self.refused.push(Refused { function, module, works, why: error.to_string() });
-            }
-            Err(error) => self.unplaced.push(Unplaced { function, module, error }),
-        }
+    /// Are places of such functions being made? What has been begun where a function may be as long as another module is not there
+    /// does not count when that has come.
+    fn is_placing(&self, such: impl Fn(&Function) -> bool) -> bool {
+        self.attaching.placing.iter().any(|placing| {
+            let function = &FUNCTIONS[placing.function];
+            such(function) && self.home(function) == Some(placing.module)
+        })
     }
 
-    fn take_attached(&mut self, function: usize, module: Loaded, probes: Vec<Probe>, remark: Option<String>) {
-        let of = &FUNCTIONS[function];
-        let programs = of.programs(self.sees_deferrals(of.module()));
-        let attached = Attached { function, module, programs, probes, remark };
-        if let Some(pinned) = &self.pinned {
-            pinned.keep(&attached);
-        }
-        self.attached.push(attached);
-    }
-
-    /// Sees what has become of those that were not found by their names.
-    fn look_up(&mut self, pmu: Pmu) {
-        if self.unplaced.is_empty() {
-            return;
-        }
-        self.unfinished = true;
-        let Some(LookUp { modules, symbols }) =
-            self.looked_up.take_if(|look_up| look_up.symbols.is_finished())
-        else {
-            if self.looked_up.is_none() {
-                self.looked_up = self.begin_to_look_up();
-            }
-            return;
+    /// Begins what has not been begun: what is essential at once, the others a few at a time.
+    fn begin(&mut self, pmu: Pmu) {
+        let (first, others): (Vec<_>, Vec<_>) =
+            self.missing().into_iter().partition(|(index, _)| FUNCTIONS[*index].comes_first());
+        let room = if first.is_empty() && !self.is_placing(Function::comes_first) {
+            OTHERS_AT_ONCE.saturating_sub(self.attaching.placing.len())
+        } else {
+            0
         };
-        let symbols = symbols.join().unwrap_or_default();
-        let unplaced = std::mem::take(&mut self.unplaced);
-        let (known, later): (Vec<_>, Vec<_>) =
-            unplaced.into_iter().partition(|unplaced| modules.contains(&unplaced.module));
-        self.unplaced = later;
-        for Unplaced { function, module, error } in known {
-            match self.place_by_symbol(pmu, function, module, &symbols, &error) {
-                Ok((probes, remark)) => self.take_attached(function, module, probes, remark),
-                Err(why) => self.refused.push(Refused { function, module, works: Answer::No, why }),
+        self.unfinished = others.len() > room;
+        for (function, module) in first.into_iter().chain(others.into_iter().take(room)) {
+            self.begin_one(pmu, function, module);
+        }
+        self.unfinished |= !self.attaching.is_over();
+        if !self.unfinished {
+            self.attaching.symbols = None;
+        }
+    }
+
+    /// Functions that nothing is known of, and where they may be.
+    fn missing(&self) -> Vec<(usize, Loaded)> {
+        let is_missing = |(index, function): (usize, &Function)| {
+            let module = self.home(function)?;
+            let tried = self.attaching.is_at(index, module)
+                || self.attached.iter().any(|attached| attached.function == index)
+                || self.refused.iter().any(|refused| refused.function == index);
+            (!tried).then_some((index, module))
+        };
+        FUNCTIONS.iter().enumerate().filter_map(is_missing).collect()
+    }
+
+    fn begin_one(&mut self, pmu: Pmu, function: usize, module: Loaded) {
+        let (root, symbols) = (self.root.clone(), self.symbols());
+        let make = move || places(pmu, &FUNCTIONS[function], module, root, &symbols);
+        match thread::Builder::new().name("attach".to_owned()).spawn(make) {
+            Ok(made) => self.attaching.placing.push(Placing { function, module, made }),
+            Err(error) => {
+                let why = format!("no thread to attach it: {error}");
+                self.refused.push(Refused { function, module, works: Answer::No, why });
             }
         }
     }
 
-    fn begin_to_look_up(&self) -> Option<LookUp> {
-        let mut modules: Vec<Loaded> = self.unplaced.iter().map(|unplaced| unplaced.module).collect();
+    /// The list of symbols, to be read by whoever needs it first.
+    fn symbols(&mut self) -> SharedSymbols {
+        let mut modules: Vec<Loaded> =
+            FUNCTIONS.iter().filter_map(|function| self.loaded(function.module())).collect();
         modules.dedup();
-        let root = self.root.clone();
-        let reader = thread::Builder::new().name("symbols".to_owned());
-        let symbols = reader.spawn(move || Symbols::read(&root)).ok()?;
-        Some(LookUp { modules, symbols })
+        match &self.attaching.symbols {
+            Some((true_of, symbols)) if *true_of == modules => symbols.clone(),
+            _ => {
+                let symbols = SharedSymbols::default();
+                self.attaching.symbols = Some((modules, symbols.clone()));
+                symbols
+            }
+        }
     }
+}
 
-    fn place_by_symbol(
-        &self,
-        pmu: Pmu,
-        function: usize,
-        module: Loaded,
-        symbols: &Symbols,
-        error: &io::Error,
-    ) -> Result<(Vec<Probe>, Option<String>), String> {
-        let function = &FUNCTIONS[function];
-        let found = symbols.look_up(module.name, function.symbol());
-        let remark = usable(function, &found)?;
-        let target = match found {
-            Found::At(address) if address != 0 => Target::Address(address),
-            Found::Clone(clone) => Target::Name(format!("{}:{clone}", module.name)),
-            _ => return Err(error.to_string()),
-        };
-        let probes = self.place(pmu, function, &target).map_err(|error| error.to_string())?;
-        Ok((probes, remark))
+/// Makes the places of a function, which takes the kernel tens of ms. With them comes what is to be said of them.
+fn places(
+    pmu: Pmu,
+    function: &Function,
+    module: Loaded,
+    root: PathBuf,
+    symbols: &OnceLock<Symbols>,
+) -> Result<(Places, Option<String>), Refusal> {
+    let make = |target: Target| {
+        let end = function.returns().then(|| Place::make(pmu, &target, true)).transpose()?;
+        Ok(Places { end, begin: Place::make(pmu, &target, false)? })
+    };
+    let named = |name: &str| Target::Name(format!("{}:{name}", module.name));
+    let error: io::Error = match make(named(function.symbol())) {
+        Ok(places) => return Ok((places, None)),
+        Err(error) => error,
+    };
+    if is_denial(&error) {
+        return Err(refusal(&error));
+    }
+    let found = symbols.get_or_init(|| Symbols::read(&root)).look_up(module.name, function.symbol());
+    let remark = usable(function, &found).map_err(|why| (Answer::No, why))?;
+    let target = match found {
+        Found::At(address) if address != 0 => Target::Address(address),
+        Found::Clone(clone) => named(&clone),
+        _ => return Err(refusal(&error)),
+    };
+    make(target).map(|places| (places, remark)).map_err(|error| refusal(&error))
+}
+
+fn is_denial(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES))
+}
+
+fn refusal(error: &io::Error) -> Refusal {
+    if is_denial(error) {
+        (Answer::Denied(format!("{error}; it takes root or CAP_PERFMON")), error.to_string())
+    } else {
+        (Answer::No, error.to_string())
     }
 }
 

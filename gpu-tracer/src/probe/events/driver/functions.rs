@@ -54,6 +54,21 @@ impl Function {
         self.part != Part::InPlace
     }
 
+    /// Without it, a release that was deferred looks like one that is done.
+    pub(super) fn tells_of_deferral(&self) -> bool {
+        matches!(self.part, Part::InPlace | Part::Deferred)
+    }
+
+    /// Is the driver not followed, or not rightly, without it?
+    pub(super) fn comes_first(&self) -> bool {
+        self.essential || self.tells_of_deferral()
+    }
+
+    /// Is its return of interest?
+    pub(super) fn returns(&self) -> bool {
+        self.programs(false).1.is_some()
+    }
+
     /// The programs at its entry and its return. `deferrals`: whether deferred releases can be followed.
     pub(super) fn programs(&self, deferrals: bool) -> (&'static str, Option<&'static str>) {
         let part = match self.part {
@@ -136,7 +151,6 @@ mod tests {
     fn what_tells_of_deferral_is_attached_before_any_release() {
         let is_release = |function: &Function| matches!(function.part, Part::Release(_));
         let first = FUNCTIONS.iter().position(is_release).expect("there are some");
-        let helpers = |function: &Function| matches!(function.part, Part::InPlace | Part::Deferred);
-        assert!(!FUNCTIONS[first..].iter().any(helpers));
+        assert!(!FUNCTIONS[first..].iter().any(Function::tells_of_deferral));
     }
 }

@@ -46,6 +46,18 @@ pub(super) enum Target {
     Address(u64),
 }
 
+/// A place at which the kernel stops already, and runs nothing yet. To make one takes the kernel tens of ms.
+#[derive(Debug)]
+pub(super) struct Place(OwnedFd);
+
+impl Place {
+    /// At the entry of a function, or at its return.
+    #[doc(alias = "perf_event_open")]
+    pub(super) fn make(pmu: Pmu, target: &Target, at_return: bool) -> io::Result<Self> {
+        open_event(pmu, target, at_return).map(Self)
+    }
+}
+
 /// A probe that is there as long as this lives, or as long as its link has a name in a BPF file system.
 #[derive(Debug)]
 pub(super) struct Probe {
@@ -56,20 +68,18 @@ pub(super) struct Probe {
 }
 
 impl Probe {
+    /// One that runs nothing, and is only to be removed.
+    pub(super) fn unused(Place(event): Place) -> Self {
+        Self { _event: Some(event), link: None }
+    }
+
     /// One that was left by an earlier process.
     pub(super) fn kept(link: OwnedFd) -> Self {
         Self { _event: None, link: Some(link) }
     }
 
-    /// Has `program` run when a function is entered, or when it returns.
-    #[doc(alias = "perf_event_open")]
-    pub(super) fn attach(
-        pmu: Pmu,
-        program: BorrowedFd<'_>,
-        target: &Target,
-        at_return: bool,
-    ) -> io::Result<Self> {
-        let event = open_event(pmu, target, at_return)?;
+    /// Has `program` run at this place from now on.
+    pub(super) fn attach(Place(event): Place, program: BorrowedFd<'_>) -> io::Result<Self> {
         let link = match link(program, event.as_fd()) {
             Ok(link) => Some(link),
             // Before 5.15 there are no links for perf events.

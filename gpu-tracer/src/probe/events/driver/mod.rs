@@ -4,6 +4,7 @@
 //! what is loaded. A module is known by the inode of its directory in sysfs, which another load of it does not have again.
 
 mod attaching;
+mod detaching;
 mod functions;
 mod kprobe;
 mod pinned;
@@ -16,8 +17,7 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::{Path, PathBuf},
-    thread,
-    time::Duration,
+    time::Instant,
 };
 
 use aya::{
@@ -25,7 +25,8 @@ use aya::{
     programs::{KProbe, ProgramError},
 };
 
-use attaching::{LookUp, Unplaced, usable};
+use attaching::{Attaching, usable};
+use detaching::Detaching;
 use functions::{FUNCTIONS, Function, PROGRAMS, Part};
 use kprobe::{Pmu, Probe};
 use pinned::Pinned;
@@ -33,9 +34,6 @@ use symbols::Symbols;
 
 use super::{hooks::HookReport, sys};
 use crate::kernel::{Answer, Features};
-
-/// A driver that is reloaded is back by then, and hooked.
-const DETACH_AFTER: Duration = Duration::from_secs(15);
 
 /// What is looked at first, and where functions are that some builds keep elsewhere.
 const MAIN_MODULE: &str = "nvidia";
@@ -95,9 +93,8 @@ pub(super) struct DriverHooks {
     asked: bool,
     attached: Vec<Attached>,
     refused: Vec<Refused>,
-    /// Not to be hooked by their names: what becomes of them the list of symbols tells.
-    unplaced: Vec<Unplaced>,
-    looked_up: Option<LookUp>,
+    attaching: Attaching,
+    detaching: Detaching,
     unfinished: bool,
     pinned: Option<Pinned>,
     /// By probes that are not there any more.
@@ -127,8 +124,8 @@ impl DriverHooks {
             asked,
             attached,
             refused,
-            unplaced: Vec::new(),
-            looked_up: None,
+            attaching: Attaching::default(),
+            detaching: Detaching::default(),
             unfinished: false,
             pinned: None,
             missed: 0,
@@ -221,23 +218,19 @@ impl DriverHooks {
             }
         }
         let main_is_gone = stale.iter().any(|attached| attached.module.name == MAIN_MODULE);
-        // The kernel takes its time to remove each of them, and meanwhile attaches no others: nobody is to wait for that, a driver
-        // that is loaded again least of all. They are of a module that is gone, and silent.
         if !stale.is_empty() {
-            let detach = thread::Builder::new().name("detach".to_owned());
-            drop(detach.spawn(move || {
-                thread::sleep(DETACH_AFTER);
-                drop(stale);
-            }));
+            self.detaching.not_now(Instant::now());
+            self.detaching.put(stale.into_iter().flat_map(|attached| attached.probes));
         }
+        // A module may have come that is the place to look now.
         let mut refused = std::mem::take(&mut self.refused);
-        refused.retain(|refused| !gone(self, refused.module));
+        refused.retain(|refused| self.home(&FUNCTIONS[refused.function]) == Some(refused.module));
         self.refused = refused;
-        let mut unplaced = std::mem::take(&mut self.unplaced);
-        unplaced.retain(|unplaced| !gone(self, unplaced.module));
-        self.unplaced = unplaced;
         if let Some(pmu) = self.pmu {
             self.attach_missing(pmu);
+        }
+        if self.unfinished {
+            self.detaching.not_now(Instant::now());
         }
         self.report();
         main_is_gone
