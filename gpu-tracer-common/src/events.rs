@@ -355,11 +355,11 @@ pub const CALL_SLOTS: u32 = 2048;
 pub const MAX_CALLS: u32 = 4096;
 /// Closes that `DEFERRED` and `TOLD` can hold.
 pub const MAX_DEFERRED: u32 = 1024;
-/// Processes whose budget is in `SPENT`.
+/// Processes whose budget is in `SPENT`, and as many in `SPENT_PLACES`; a power of two.
 pub const MAX_SPENT: u32 = 1024;
 /// Opens, mmaps and releases of one process that are recorded in a window; to end with a thousand handles is ordinary. The
 /// others are counted.
-pub const CALLS_PER_WINDOW: u64 = 1024;
+pub const CALLS_PER_WINDOW: u32 = 1024;
 
 /// Key of `CALLS`.
 #[repr(C)]
@@ -463,13 +463,15 @@ pub const CALLS_APART_NS: u64 = 5_000_000;
 /// The same for one that may concern a device.
 pub const VAGUE_CALLS_APART_NS: u64 = 100_000_000;
 
-/// Value of `SPENT`, whose key is the tgid.
+/// Value of `SPENT` and `SPENT_PLACES`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent {
     /// Begin of the current window, ns.
     pub window_ns: u64,
+    /// Whose it is.
+    pub tgid: u32,
     /// Calls in that window.
-    pub in_window: u64,
+    pub in_window: u32,
 }
 const _: () = assert!(size_of::<Spent>() == 16);

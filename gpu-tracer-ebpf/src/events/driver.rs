@@ -10,9 +10,9 @@
 //! every look into the kernel's memory, every search in a hash counts.
 
 use aya_ebpf::{
-    helpers::generated::{bpf_get_current_comm, bpf_get_current_task},
+    helpers::generated::bpf_get_current_task,
     macros::map,
-    maps::{HashMap, LruHashMap},
+    maps::{Array, HashMap, LruHashMap},
     programs::{ProbeContext, RetProbeContext},
 };
 use core::ffi::c_void;
@@ -25,7 +25,7 @@ use gpu_tracer_common::{
     snapshot::Header,
 };
 
-use super::{account, current_ref, emit, in_progress, now, task_ref, tracked};
+use super::{account, comm_of, current_ref, emit, in_progress, now, task_ref, tracked};
 use crate::access::{offset, read};
 
 /// Releases that have been left to a kernel thread, by the pointer that it gets, until it begins with them. Allocated
@@ -38,7 +38,11 @@ static DEFERRED: HashMap<u64, Call> = HashMap::with_max_entries(MAX_DEFERRED, 0)
 #[map]
 static TOLD: HashMap<u64, u8> = HashMap::with_max_entries(MAX_DEFERRED, 0);
 
-/// What each process has been told of lately.
+/// What each process has been told of lately, by the low bits of its tgid.
+#[map]
+static SPENT_PLACES: Array<Spent> = Array::with_max_entries(MAX_SPENT, 0);
+
+/// The same of those whose place is in use, by tgid.
 #[map]
 static SPENT: LruHashMap<u32, Spent> = LruHashMap::with_max_entries(MAX_SPENT, 0);
 
@@ -257,11 +261,9 @@ fn tell_at(at_ns: u64, kind: u16, call: &Call, task: TaskRef, result: i32) -> Re
     if call.told == 0 {
         return Ok(());
     }
-    let mut comm = [0_u8; 16];
-    if kind == KIND_OPENING || kind == KIND_OPENED {
-        // SAFETY: 16 bytes of our stack.
-        unsafe { bpf_get_current_comm(comm.as_mut_ptr().cast(), 16) };
-    }
+    // SAFETY: no arguments, no effects.
+    let current = || unsafe { bpf_get_current_task() };
+    let comm = if kind == KIND_OPENING || kind == KIND_OPENED { comm_of(current()) } else { [0; 16] };
     let head = EventHead { header: Header::new(kind), detail: 0, at_ns, task };
     let (file, work, rdev) = (call.file, call.work, call.rdev);
     emit(DriverRecord { head, file, work, rdev, result, comm })
@@ -270,17 +272,30 @@ fn tell_at(at_ns: u64, kind: u16, call: &Call, task: TaskRef, result: i32) -> Re
 /// Has this process been told of too much lately? Nobody may fill the ring on purpose.
 #[inline(always)]
 fn spend(tgid: u32, now: u64) -> Result<(), Drop> {
-    let Some(spent) = SPENT.get_ptr_mut(tgid) else {
+    let Some(spent) = place(tgid, now).or_else(|| SPENT.get_ptr_mut(tgid)) else {
         // Where it does not fit, the next call counts as the first again.
-        let _ = SPENT.insert(tgid, Spent { window_ns: now, in_window: 1 }, 0);
+        let _ = SPENT.insert(tgid, Spent { window_ns: now, tgid, in_window: 1 }, 0);
         return Ok(());
     };
     // SAFETY: the element may be given to another process meanwhile: a count is then off.
     let spent = unsafe { &mut *spent };
-    if now.wrapping_sub(spent.window_ns) >= WINDOW_NS {
-        spent.window_ns = now;
-        spent.in_window = 0;
+    if is_over(spent, now) || spent.tgid != tgid {
+        *spent = Spent { window_ns: now, tgid, in_window: 0 };
     }
     spent.in_window += 1;
     if spent.in_window > CALLS_PER_WINDOW { Err(Drop::RateLimited) } else { Ok(()) }
+}
+
+/// The place of this process, found without a search. `None`: another one is using it.
+#[inline(always)]
+fn place(tgid: u32, now: u64) -> Option<*mut Spent> {
+    let place = SPENT_PLACES.get_ptr_mut(tgid & (MAX_SPENT - 1))?;
+    // SAFETY: as above.
+    let spent = unsafe { &*place };
+    (spent.tgid == tgid || is_over(spent, now)).then_some(place)
+}
+
+#[inline(always)]
+fn is_over(spent: &Spent, now: u64) -> bool {
+    now.wrapping_sub(spent.window_ns) >= WINDOW_NS
 }

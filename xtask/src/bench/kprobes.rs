@@ -20,6 +20,8 @@ use crate::workspace::Workspace;
 
 /// What an open and release of a device may cost more with plan `full` than without any hook at the driver.
 const MOST_NS: f64 = 2000.0;
+/// How often what is done in the guest is done here, without hooks and with them.
+const TURNS: u32 = 5;
 /// Fewer than a process has a budget of touches for.
 const PAIRS: &str = "60";
 const CALLS: &str = "2000";
@@ -91,13 +93,18 @@ pub(super) fn measure(workspace: &Workspace, subject: &Subject) -> Result<()> {
         })
         .collect();
     println!("{}", table(&["yardstick", "instructions there", "ns here", "ns each"], &rows));
-    let each = yardsticks.iter().map(|(_, instructions, ns)| ns / instructions).fold(0.0, f64::max);
     let more = of(&inside, "full", PAIR)? - of(&inside, "lean", PAIR)?;
-    let verdict = if more * each <= MOST_NS { "kept" } else { "missed" };
+    let estimates = yardsticks.iter().map(|(_, instructions, ns)| more * ns / instructions);
+    let (least, most) =
+        estimates.fold((f64::MAX, 0.0_f64), |(least, most), ns| (least.min(ns), most.max(ns)));
+    let verdict = match () {
+        () if most <= MOST_NS => "kept",
+        () if least > MOST_NS => "missed",
+        () => "not proved",
+    };
     println!(
-        "estimate, by the least favourable yardstick: {:.0} ns for an open and release on hardware like this; at most {MOST_NS:.0}: \
-         {verdict}",
-        more * each
+        "estimate, by the yardsticks: {least:.0} to {most:.0} ns more for an open and release on hardware like this; at most \
+         {MOST_NS:.0}: {verdict}"
     );
     let others = of(&inside, "full", OTHER_PAIR)? - of(&inside, "lean", OTHER_PAIR)?;
     let verdict = if others.abs() <= 20.0 { "kept" } else { "missed" };
@@ -135,17 +142,28 @@ fn in_guest(dev: bool) -> Result<Costs> {
     Ok(costs)
 }
 
-/// The same things on this machine, which has no such driver: the stand-in of other benchmarks is opened.
+/// The same things on this machine, which has no such driver: the stand-in of other benchmarks is opened. By turns, and the least of
+/// each: whatever else goes on here adds to it.
 fn natively(workspace: &Workspace, subject: &Subject) -> Result<Costs> {
     let client = client(workspace, subject.arguments.dev)?;
     let stage = Stage::set_up()?;
+    let node = stage.node().to_string_lossy().into_owned();
     let mut costs = Costs::new();
-    for plan in ["none", "lean"] {
-        let _daemon = if plan == "lean" { Some(Daemon::start(&subject.gpu_tracer, &stage)?) } else { None };
-        let node = stage.node().to_string_lossy().into_owned();
-        costs.insert((plan.to_owned(), OTHER_PAIR), figure(&client, &["pairs", PAIRS, &node])?);
-        costs.insert((plan.to_owned(), FILE), figure(&client, &["events", CALLS])?);
-        costs.insert((plan.to_owned(), CALL), figure(&client, &["calls", CALLS])?);
+    for _ in 0..TURNS {
+        for plan in ["none", "lean"] {
+            let _daemon =
+                if plan == "lean" { Some(Daemon::start(&subject.gpu_tracer, &stage)?) } else { None };
+            let done: [(&str, &[&str]); 3] = [
+                (OTHER_PAIR, &["pairs", PAIRS, &node]),
+                (FILE, &["events", CALLS]),
+                (CALL, &["calls", CALLS]),
+            ];
+            for (what, arguments) in done {
+                let cost = figure(&client, arguments)?;
+                let least = costs.entry((plan.to_owned(), what)).or_insert(cost);
+                *least = least.min(cost);
+            }
+        }
     }
     Ok(costs)
 }

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Maps of the event programs that have a size, and the least they can have, for those who load only the others.
-pub(in crate::probe) const MAPS: [(&str, u32); 10] = [
+pub(in crate::probe) const MAPS: [(&str, u32); 11] = [
     ("EVENTS", 1),
     ("TRACKED", 1),
     ("TOUCHES", 1),
@@ -41,6 +41,7 @@ pub(in crate::probe) const MAPS: [(&str, u32); 10] = [
     (calls::MAPS[3], 1),
     (calls::MAPS[4], 1),
     ("SPENT", 1),
+    ("SPENT_PLACES", 1),
     CALLING,
 ];
 /// For nobody unless every system call is followed.
