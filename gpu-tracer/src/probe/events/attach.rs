@@ -1,6 +1,7 @@
 //! Getting at the hooks: those that an earlier process left, or new ones.
 
 use std::{
+    collections::HashSet,
     thread,
     time::{Duration, Instant},
 };
@@ -194,6 +195,7 @@ impl EventSource {
         Ok(Self {
             ring: RingBuf::<MapData>::try_from(map("EVENTS")?).map_err(refused("EVENTS"))?,
             tracked: TrackedSet::take(&mut *map)?,
+            absent: HashSet::new(),
             wanted: Wanted::take(&mut *map)?,
             touches: HashMap::try_from(map("TOUCHES")?).map_err(refused("TOUCHES"))?,
             drops: PerCpuArray::try_from(map("DROPS")?).map_err(refused("DROPS"))?,

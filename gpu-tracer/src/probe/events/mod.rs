@@ -139,6 +139,8 @@ pub enum Start {
 pub struct EventSource {
     ring: RingBuf<MapData>,
     tracked: TrackedSet,
+    /// Tracked, and not shown by the last snapshot.
+    absent: HashSet<ProcessId>,
     wanted: Wanted,
     touches: HashMap<MapData, Plain<TouchKey>, Plain<Touches>>,
     drops: PerCpuArray<MapData, Plain<DropCounts>>,
@@ -308,15 +310,19 @@ impl EventSource {
         self.tracked.list()
     }
 
-    /// No longer tracks processes that had ended when `snapshot` was taken: a process that was put in when it was being
-    /// reaped would stay. Returns how many.
+    /// No longer tracks processes that neither `snapshot` nor the one before shows, though they are older: a process that was put in
+    /// when it was being reaped would stay. In one alone a process may be missing that was being made meanwhile: it has its age before
+    /// it can be seen, and what it does next is to be told. Returns how many.
     pub fn untrack_dead(&mut self, snapshot: &Snapshot) -> Result<usize, ProbeError> {
         let alive: HashSet<u32> = snapshot.tasks.iter().map(|task| task.tgid).collect();
-        let dead: Vec<ProcessId> = self
+        let absent: HashSet<ProcessId> = self
             .tracked()
             .into_iter()
             .filter(|process| process.start_ns < snapshot.taken_ns && !alive.contains(&process.tgid))
             .collect();
+        let (dead, absent): (HashSet<_>, HashSet<_>) =
+            absent.into_iter().partition(|process| self.absent.contains(process));
+        self.absent = absent;
         dead.iter().try_for_each(|process| self.untrack(*process))?;
         Ok(dead.len())
     }
