@@ -7,7 +7,7 @@
 use core::ffi::c_void;
 
 use aya_ebpf::{
-    helpers::generated::{bpf_get_current_task, bpf_loop},
+    helpers::generated::bpf_get_current_task,
     macros::map,
     maps::{Array, LruHashMap},
 };
@@ -43,14 +43,7 @@ struct DeviceContext {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "cgroup/dev")]
 fn on_touch(context: *mut c_void) -> i32 {
-    touched(context, |task| file_being_opened(task, in_a_loop))
-}
-
-/// The same for kernels without `bpf_loop`.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "cgroup/dev")]
-fn on_touch_unrolled(context: *mut c_void) -> i32 {
-    touched(context, |task| file_being_opened(task, one_by_one))
+    touched(context, file_being_opened)
 }
 
 /// The same without a look for the file, should a verifier refuse the other.
@@ -139,7 +132,6 @@ pub(super) fn file_at(files: u64, fd: u32) -> Option<u64> {
 const STACK_WORDS: u64 = 128;
 /// So many of them are read at a time.
 const WORDS_AT_ONCE: usize = 8;
-const CHUNKS: u64 = STACK_WORDS / WORDS_AT_ONCE as u64;
 
 /// The file that the device is being opened as: `path_openat` allocates it before it walks the path.
 ///
@@ -150,7 +142,7 @@ const CHUNKS: u64 = STACK_WORDS / WORDS_AT_ONCE as u64;
 ///
 /// A kernel keeps it at the same place in every open. Where it was found a few times it is looked for first, which costs a tenth.
 #[inline(always)]
-fn file_being_opened(task: u64, find: impl Fn(Search) -> Option<Search>) -> Option<u64> {
+fn file_being_opened(task: u64) -> Option<u64> {
     let cred = read::<u64>(task, offset!(task_cred))?;
     let nameidata = read::<u64>(task, offset!(task_nameidata)).filter(|at| *at != 0)?;
     if let Some(depth) = usual_depth() {
@@ -159,70 +151,24 @@ fn file_being_opened(task: u64, find: impl Fn(Search) -> Option<Search>) -> Opti
             return Some(word);
         }
     }
-    let search = Search { task, cred, nameidata, common: u64::MAX, all: 0, place: 0 };
-    let Search { common, all, place, .. } = find(search)?;
+    // What all that is found has in common, and all there is of it: the same where it is one address. So the verifier has
+    // nothing to tell apart that the next word depends on.
+    let (mut common, mut all, mut place) = (u64::MAX, 0, 0);
+    for chunk in (0..STACK_WORDS / WORDS_AT_ONCE as u64).rev() {
+        let from = nameidata - (chunk + 1) * (WORDS_AT_ONCE * 8) as u64;
+        for (index, word) in read::<[u64; WORDS_AT_ONCE]>(from, 0)?.into_iter().enumerate() {
+            if may_be_file(word, task) && is_being_opened(word, cred) {
+                common &= word;
+                all |= word;
+                place = from + index as u64 * 8;
+            }
+        }
+    }
     if all == 0 || common != all {
         return None;
     }
     found_at(nameidata.wrapping_sub(place));
     Some(all)
-}
-
-/// What has been found on the stack of a task.
-struct Search {
-    task: u64,
-    cred: u64,
-    nameidata: u64,
-    /// What all that is found has in common, and all there is of it: the same where it is one address. So the verifier has nothing
-    /// to tell apart that the next word depends on.
-    common: u64,
-    all: u64,
-    /// Where it was found: of several places the one nearest to `nameidata`.
-    place: u64,
-}
-
-impl Search {
-    /// Goes through the words of a chunk; the first of them is the farthest from `nameidata`. `None`: they cannot be read.
-    #[inline(always)]
-    fn go_through(&mut self, chunk: u64) -> Option<()> {
-        let from = self.nameidata.wrapping_sub((CHUNKS - chunk) * (WORDS_AT_ONCE * 8) as u64);
-        for (index, word) in read::<[u64; WORDS_AT_ONCE]>(from, 0)?.into_iter().enumerate() {
-            if may_be_file(word, self.task) && is_being_opened(word, self.cred) {
-                self.common &= word;
-                self.all |= word;
-                self.place = from + index as u64 * 8;
-            }
-        }
-        Some(())
-    }
-}
-
-/// All chunks, one by one.
-#[inline(always)]
-fn one_by_one(mut search: Search) -> Option<Search> {
-    for chunk in 0..CHUNKS {
-        search.go_through(chunk)?;
-    }
-    Some(search)
-}
-
-/// The same with `bpf_loop` (5.17), for which the verifier goes through one chunk instead of all of them.
-#[inline(always)]
-fn in_a_loop(mut search: Search) -> Option<Search> {
-    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
-    unsafe { bpf_loop(CHUNKS as u32, go_through as *mut c_void, (&raw mut search).cast(), 0) };
-    Some(search)
-}
-
-#[inline(never)]
-unsafe extern "C" fn go_through(chunk: u32, search: *mut c_void) -> i64 {
-    // SAFETY: `in_a_loop` passes a `Search` on its stack.
-    let search = unsafe { &mut *search.cast::<Search>() };
-    if search.go_through(u64::from(chunk)).is_some() {
-        return 0;
-    }
-    search.all = 0;
-    1
 }
 
 /// How far below `nameidata` the file was found the last times, in bytes, and in the upper half how often in a row.
