@@ -93,11 +93,10 @@ impl DriverHooks {
 
     /// Takes what threads have done.
     fn take_made(&mut self) {
-        let (done, at_work) = std::mem::take(&mut self.attaching.placing)
+        let (done, at_work): (Vec<_>, Vec<_>) = std::mem::take(&mut self.attaching.placing)
             .into_iter()
             .partition(|placing| placing.made.is_finished());
         self.attaching.placing = at_work;
-        let done: Vec<Placing> = done;
         for Placing { function, module, made } in done {
             let failed = |_| Err((Answer::No, "a thread has failed".to_owned()));
             let is_there = self.home(&FUNCTIONS[function]) == Some(module);
@@ -182,8 +181,12 @@ impl DriverHooks {
             0
         };
         self.unfinished = others.len() > room;
-        for (function, module) in first.into_iter().chain(others.into_iter().take(room)) {
-            self.begin_one(pmu, function, module);
+        let begun: Vec<_> = first.into_iter().chain(others.into_iter().take(room)).collect();
+        if !begun.is_empty() {
+            let symbols = self.symbols();
+            for (function, module) in begun {
+                self.begin_one(pmu, function, module, symbols.clone());
+            }
         }
         self.unfinished |= !self.attaching.is_over();
         if !self.unfinished {
@@ -203,8 +206,8 @@ impl DriverHooks {
         FUNCTIONS.iter().enumerate().filter_map(is_missing).collect()
     }
 
-    fn begin_one(&mut self, pmu: Pmu, function: usize, module: Loaded) {
-        let (root, symbols) = (self.root.clone(), self.symbols());
+    fn begin_one(&mut self, pmu: Pmu, function: usize, module: Loaded, symbols: SharedSymbols) {
+        let root = self.root.clone();
         let make = move || places(pmu, &FUNCTIONS[function], module, root, &symbols);
         match thread::Builder::new().name("attach".to_owned()).spawn(make) {
             Ok(made) => self.attaching.placing.push(Placing { function, module, made }),
