@@ -15,7 +15,7 @@ use crate::{
     access::{MOST_ATTEMPTS, next_in_list, offset, read},
     holds::{Found, Full, control, look_at_in_flight},
     sockets::{End, look_at_connection},
-    subjects::{all_subjects, next_subject, step},
+    subjects::{all_subjects, next_subject, step_into},
 };
 
 /// Steps that one run makes: from a socket, a message or a descriptor to the next. Old verifiers follow each by itself.
@@ -60,17 +60,28 @@ fn iter_socket_table(_: *mut c_void) -> i32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
 fn iter_socket_tables(_: *mut c_void) -> i32 {
-    all_subjects!(chain_of_next)
+    all_subjects!(step_of_next)
 }
 
 #[inline(never)]
-unsafe extern "C" fn chain_of_next(_: u32, _: *mut c_void) -> i64 {
-    step(walk_chain)
+unsafe extern "C" fn step_of_next(_: u32, _: *mut c_void) -> i64 {
+    step_into(|chain| SOCKET_CHAIN.get_ptr_mut(0).map_or(Ok(true), |place| step_in_chain(chain, place)))
 }
 
 #[inline(always)]
 fn walk_chain(chain: u64) -> Result<(), Full> {
     let Some(place) = SOCKET_CHAIN.get_ptr_mut(0) else { return Ok(()) };
+    for _ in 0..IN_ONE_RUN {
+        if step_in_chain(chain, place)? {
+            return Ok(());
+        }
+    }
+    Err(Full)
+}
+
+/// The next step of the walk of a chain. `place`: the element of [`SOCKET_CHAIN`]. Is that its end?
+#[inline(always)]
+fn step_in_chain(chain: u64, place: *mut Place) -> Result<bool, Full> {
     // SAFETY: the only element of an array, which this program alone uses, by one reader at a time.
     unsafe {
         if (*place).chain != chain {
@@ -78,21 +89,19 @@ fn walk_chain(chain: u64) -> Result<(), Full> {
             (*place).attempts = 0;
             begin_chain(place);
         }
-        for _ in 0..IN_ONE_RUN {
-            if (*place).node == 0 {
-                (*place).chain = 0;
-                return Ok(());
-            }
-            if (*place).buffer == 0 {
-                begin_queue(place);
-            } else if (*place).buffer == (*place).head {
-                next_socket(place);
-            } else {
-                look_at_message(place)?;
-            }
+        if (*place).node == 0 {
+            (*place).chain = 0;
+            return Ok(true);
+        }
+        if (*place).buffer == 0 {
+            begin_queue(place);
+        } else if (*place).buffer == (*place).head {
+            next_socket(place);
+        } else {
+            look_at_message(place)?;
         }
     }
-    Err(Full)
+    Ok(false)
 }
 
 /// # Safety

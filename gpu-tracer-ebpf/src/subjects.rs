@@ -77,13 +77,28 @@ pub(crate) fn step(look: impl Fn(u64) -> Result<(), Full>) -> i64 {
     i64::from(stopped || !are_left())
 }
 
+/// One of many looks at the next subject, which says whether it was the last of them, as a step of a loop over all subjects.
+#[inline(always)]
+pub(crate) fn step_into(look: impl Fn(u64) -> Result<bool, Full>) -> i64 {
+    let Some(control) = control() else { return 1 };
+    let next = if are_left() { SUBJECTS.get(control.subject) } else { None };
+    match next.map(|subject| look(*subject)) {
+        Some(Ok(false)) => 0,
+        Some(Ok(true)) => {
+            control.subject += 1;
+            i64::from(!are_left())
+        }
+        Some(Err(Full)) | None => 1,
+    }
+}
+
 /// Are there subjects that nobody has looked at? After a loop over all of them: the ring is full.
 #[inline(always)]
 pub(crate) fn are_left() -> bool {
     control().is_some_and(|control| control.subject < control.subjects)
 }
 
-/// Looks at all subjects by this callback, which does a [`step`]; what a program returns then.
+/// Looks at all subjects by this callback, which does a [`step`] or [`step_into`] one; what a program returns then.
 macro_rules! all_subjects {
     ($callback:ident) => {{
         if $crate::subjects::are_left() {

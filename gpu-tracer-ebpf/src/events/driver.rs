@@ -19,13 +19,13 @@ use core::ffi::c_void;
 use gpu_tracer_common::{
     events::{
         CALLS_PER_WINDOW, Call, DriverRecord, Drop, EventHead, KIND_DEFERRED, KIND_MAPPED, KIND_OPENED,
-        KIND_OPENING, KIND_RELEASED, KIND_RELEASING, MAX_DEFERRED, MAX_SPENT, Spent, TaskRef, WINDOW_NS,
+        KIND_OPENING, KIND_RELEASED, KIND_RELEASING, MAX_DEFERRED, MAX_SPENT, Spent, TaskRef,
         calls,
     },
     snapshot::Header,
 };
 
-use super::{account, comm_of, current_ref, emit, in_progress, now, task_ref, tracked};
+use super::{account, comm_of, current_ref, emit, in_progress, is_over, now, task_ref, tracked};
 use crate::access::{offset, read};
 
 /// Releases that have been left to a kernel thread, by the pointer that it gets, until it begins with them. Allocated
@@ -180,16 +180,29 @@ fn is_first(work: u64) -> bool {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "kprobe/deferred_begin")]
 fn on_deferred_begin(context: *mut c_void) -> u32 {
+    begin_deferred(context, in_progress::release_of);
+    0
+}
+
+/// The same for kernels without `bpf_loop`.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "kprobe/deferred_begin_unrolled")]
+fn on_deferred_begin_unrolled(context: *mut c_void) -> u32 {
+    begin_deferred(context, in_progress::release_of_unrolled);
+    0
+}
+
+#[inline(always)]
+fn begin_deferred(context: *mut c_void, release_of: impl Fn(u64) -> Option<Call>) {
     let work: u64 = ProbeContext::new(context).arg(0).unwrap_or(0);
     // It is put into `DEFERRED` before it is taken from the calls in progress, so that it is seen in one of them.
-    let found = deferred(work).or_else(|| in_progress::release_of(work)).or_else(|| deferred(work));
-    let Some(call) = found else { return 0 };
+    let found = deferred(work).or_else(|| release_of(work)).or_else(|| deferred(work));
+    let Some(call) = found else { return };
     account(in_progress::put(calls::WORK, &call));
     let _ = DEFERRED.remove(work);
     if is_first(work) {
         account(tell(KIND_DEFERRED, &call, of(&call), 0));
     }
-    0
 }
 
 #[inline(always)]
@@ -261,9 +274,9 @@ fn tell_at(at_ns: u64, kind: u16, call: &Call, task: TaskRef, result: i32) -> Re
     if call.told == 0 {
         return Ok(());
     }
+    let named = kind == KIND_OPENING || kind == KIND_OPENED;
     // SAFETY: no arguments, no effects.
-    let current = || unsafe { bpf_get_current_task() };
-    let comm = if kind == KIND_OPENING || kind == KIND_OPENED { comm_of(current()) } else { [0; 16] };
+    let comm = if named { comm_of(unsafe { bpf_get_current_task() }) } else { [0; 16] };
     let head = EventHead { header: Header::new(kind), detail: 0, at_ns, task };
     let (file, work, rdev) = (call.file, call.work, call.rdev);
     emit(DriverRecord { head, file, work, rdev, result, comm })
@@ -279,7 +292,7 @@ fn spend(tgid: u32, now: u64) -> Result<(), Drop> {
     };
     // SAFETY: the element may be given to another process meanwhile: a count is then off.
     let spent = unsafe { &mut *spent };
-    if is_over(spent, now) || spent.tgid != tgid {
+    if is_over(spent.window_ns, now) || spent.tgid != tgid {
         *spent = Spent { window_ns: now, tgid, in_window: 0 };
     }
     spent.in_window += 1;
@@ -292,10 +305,5 @@ fn place(tgid: u32, now: u64) -> Option<*mut Spent> {
     let place = SPENT_PLACES.get_ptr_mut(tgid & (MAX_SPENT - 1))?;
     // SAFETY: as above.
     let spent = unsafe { &*place };
-    (spent.tgid == tgid || is_over(spent, now)).then_some(place)
-}
-
-#[inline(always)]
-fn is_over(spent: &Spent, now: u64) -> bool {
-    now.wrapping_sub(spent.window_ns) >= WINDOW_NS
+    (spent.tgid == tgid || is_over(spent.window_ns, now)).then_some(place)
 }

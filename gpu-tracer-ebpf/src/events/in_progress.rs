@@ -3,8 +3,10 @@
 //! Opens and releases have a place that is found without a search; where two tasks want the same one, and for calls of other
 //! kinds, there is a hash. Only the task itself puts something in and takes it out, and who reaps it.
 
+use core::ffi::c_void;
+
 use aya_ebpf::{
-    helpers::generated::bpf_get_current_pid_tgid,
+    helpers::generated::{bpf_get_current_pid_tgid, bpf_loop},
     macros::map,
     maps::{Array, HashMap},
 };
@@ -141,23 +143,57 @@ pub(super) fn is_not_deferred() {
     }
 }
 
-/// The release in progress that may leave this to a kernel thread. A search, for once.
-#[inline(always)]
-pub(super) fn release_of(work: u64) -> Option<Call> {
-    let mut index = 0;
-    while index < CALL_SLOTS {
-        let slot = RELEASES.get_ptr_mut(index)?;
+/// Which release in progress may leave this to a kernel thread? A search, for once.
+struct Search {
+    work: u64,
+    /// Index into [`RELEASES`]; beyond its end: none.
+    found: u32,
+}
+
+impl Search {
+    /// Is it the one that has this place?
+    #[inline(always)]
+    fn look_at(&mut self, index: u32) -> bool {
+        let Some(slot) = RELEASES.get_ptr_mut(index) else { return false };
         // SAFETY: in a map's value; volatile, as others write there.
         let (tid, its) = unsafe {
             ((&raw const (*slot).tid).read_volatile(), (&raw const (*slot).call.work).read_volatile())
         };
-        if tid != 0 && its == work {
-            // SAFETY: as above. Should its task be just returning, then it is in `DEFERRED` as well, and the same.
-            return Some(unsafe { (*slot).call });
+        let found = tid != 0 && its == self.work;
+        if found {
+            self.found = index;
         }
-        index += 1;
+        found
     }
-    None
+}
+
+#[inline(always)]
+fn search(work: u64, through_all: impl Fn(&mut Search)) -> Option<Call> {
+    let mut search = Search { work, found: CALL_SLOTS };
+    through_all(&mut search);
+    // SAFETY: in a map's value. Should its task be just returning, then it is in `DEFERRED` as well, and the same.
+    RELEASES.get_ptr_mut(search.found).map(|slot| unsafe { (*slot).call })
+}
+
+/// The release in progress that may leave this to a kernel thread.
+#[inline(always)]
+pub(super) fn release_of(work: u64) -> Option<Call> {
+    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
+    search(work, |search| unsafe {
+        bpf_loop(CALL_SLOTS, look_at_slot as *mut c_void, (&raw mut *search).cast(), 0);
+    })
+}
+
+#[inline(never)]
+unsafe extern "C" fn look_at_slot(index: u32, search: *mut c_void) -> i64 {
+    // SAFETY: `release_of` passes a `Search` on its stack.
+    i64::from(unsafe { &mut *search.cast::<Search>() }.look_at(index))
+}
+
+/// The same for kernels without `bpf_loop` (before 5.17): their verifier follows every step.
+#[inline(always)]
+pub(super) fn release_of_unrolled(work: u64) -> Option<Call> {
+    search(work, |search| _ = (0..CALL_SLOTS).any(|index| search.look_at(index)))
 }
 
 /// A task is gone. What it was doing in the driver must have returned, and if it is still remembered nobody was told.

@@ -32,7 +32,7 @@ use aya_ebpf::{
     maps::{Array, PerCpuArray, RingBuf},
 };
 use gpu_tracer_common::{
-    events::{Drop, DropCounts, EventHead, RING_BYTES, TaskRef},
+    events::{Drop, DropCounts, EventHead, RING_BYTES, TaskRef, WINDOW_NS},
     snapshot::Header,
 };
 
@@ -55,6 +55,12 @@ static REPORTED: Array<DropCounts> = Array::with_max_entries(1, 0);
 fn now() -> u64 {
     // SAFETY: no arguments, no effects.
     unsafe { bpf_ktime_get_boot_ns() }
+}
+
+/// Is a window of a budget that began then over? What some may do once in it is counted for each.
+#[inline(always)]
+fn is_over(window_ns: u64, now: u64) -> bool {
+    now.wrapping_sub(window_ns) >= WINDOW_NS
 }
 
 /// Counts what went wrong, if anything did.

@@ -7,16 +7,16 @@
 use core::ffi::c_void;
 
 use aya_ebpf::{
-    helpers::generated::bpf_get_current_task,
+    helpers::generated::{bpf_get_current_task, bpf_loop},
     macros::map,
     maps::{Array, LruHashMap},
 };
 use gpu_tracer_common::events::{
     Drop, KIND_TOUCHED, MAX_TOUCHES, NO_FD, TOUCHES_PER_WINDOW, TaskRef, TouchKey, TouchRecord, Touches,
-    WINDOW_NS, access_bits,
+    access_bits,
 };
 
-use super::{account, comm_of, emit, head, now, task_ref, tracked};
+use super::{account, comm_of, emit, head, is_over, now, task_ref, tracked};
 use crate::{
     access::{InPlace, increment, offset, peek, read},
     holds::{is_wanted, references},
@@ -43,7 +43,14 @@ struct DeviceContext {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "cgroup/dev")]
 fn on_touch(context: *mut c_void) -> i32 {
-    touched(context, file_being_opened)
+    touched(context, |task| file_being_opened(task, in_a_loop))
+}
+
+/// The same for kernels without `bpf_loop`.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "cgroup/dev")]
+fn on_touch_unrolled(context: *mut c_void) -> i32 {
+    touched(context, |task| file_being_opened(task, one_by_one))
 }
 
 /// The same without a look for the file, should a verifier refuse the other.
@@ -129,9 +136,7 @@ pub(super) fn file_at(files: u64, fd: u32) -> Option<u64> {
 /// Words of the stack below an open's `nameidata` that are gone through: the frames of `path_openat` and of the functions
 /// through which it asks for permission, one of which keeps the file for it. Some kernels have it within 32 words, 5.10 within
 /// 64, Debian's 6.1 beyond that.
-const STACK_WORDS: u64 = 128;
-/// So many of them are read at a time.
-const WORDS_AT_ONCE: usize = 8;
+const STACK_WORDS: u32 = 128;
 
 /// The file that the device is being opened as: `path_openat` allocates it before it walks the path.
 ///
@@ -142,7 +147,7 @@ const WORDS_AT_ONCE: usize = 8;
 ///
 /// A kernel keeps it at the same place in every open. Where it was found a few times it is looked for first, which costs a tenth.
 #[inline(always)]
-fn file_being_opened(task: u64) -> Option<u64> {
+fn file_being_opened(task: u64, find: impl Fn(&mut Search)) -> Option<u64> {
     let cred = read::<u64>(task, offset!(task_cred))?;
     let nameidata = read::<u64>(task, offset!(task_nameidata)).filter(|at| *at != 0)?;
     if let Some(depth) = usual_depth() {
@@ -151,24 +156,63 @@ fn file_being_opened(task: u64) -> Option<u64> {
             return Some(word);
         }
     }
-    // What all that is found has in common, and all there is of it: the same where it is one address. So the verifier has
-    // nothing to tell apart that the next word depends on.
-    let (mut common, mut all, mut place) = (u64::MAX, 0, 0);
-    for chunk in (0..STACK_WORDS / WORDS_AT_ONCE as u64).rev() {
-        let from = nameidata - (chunk + 1) * (WORDS_AT_ONCE * 8) as u64;
-        for (index, word) in read::<[u64; WORDS_AT_ONCE]>(from, 0)?.into_iter().enumerate() {
-            if may_be_file(word, task) && is_being_opened(word, cred) {
-                common &= word;
-                all |= word;
-                place = from + index as u64 * 8;
-            }
-        }
-    }
-    if all == 0 || common != all {
+    let mut search = Search { task, cred, nameidata, found: nameidata, place: nameidata };
+    find(&mut search);
+    let Search { found, place, .. } = search;
+    if found == nameidata || found == task {
         return None;
     }
     found_at(nameidata.wrapping_sub(place));
-    Some(all)
+    Some(found)
+}
+
+/// What has been found on the stack of a task.
+///
+/// Nothing in it ever has a value that the verifier knows. What it knows of the state in which a loop goes on it would keep apart.
+struct Search {
+    task: u64,
+    cred: u64,
+    nameidata: u64,
+    /// The file; `nameidata`: none yet; `task`: there are several.
+    found: u64,
+    /// Where it was found: of several places the one nearest to `nameidata`.
+    place: u64,
+}
+
+impl Search {
+    /// Looks at a word; the first of them is the farthest from `nameidata`.
+    #[inline(always)]
+    fn look_at(&mut self, index: u32) {
+        let place = self.nameidata.wrapping_sub(u64::from(STACK_WORDS - index) * 8);
+        let word = peek(place, 0);
+        if may_be_file(word, self.task) && is_being_opened(word, self.cred) {
+            self.found = if self.found == self.nameidata || self.found == word { word } else { self.task };
+            self.place = place;
+        }
+    }
+}
+
+/// All words, one by one.
+#[inline(always)]
+fn one_by_one(search: &mut Search) {
+    for index in 0..STACK_WORDS {
+        search.look_at(index);
+    }
+}
+
+/// The same with `bpf_loop` (5.17), for which the verifier looks at one word instead of all of them. One, as Linux 7.2 would follow
+/// every combination of several that are files or are not.
+#[inline(always)]
+fn in_a_loop(search: &mut Search) {
+    // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
+    unsafe { bpf_loop(STACK_WORDS, look_at_word as *mut c_void, (&raw mut *search).cast(), 0) };
+}
+
+#[inline(never)]
+unsafe extern "C" fn look_at_word(index: u32, search: *mut c_void) -> i64 {
+    // SAFETY: `in_a_loop` passes a `Search` on its stack.
+    unsafe { &mut *search.cast::<Search>() }.look_at(index);
+    0
 }
 
 /// How far below `nameidata` the file was found the last times, in bytes, and in the upper half how often in a row.
@@ -183,7 +227,7 @@ const OFTEN: u64 = 3;
 fn usual_depth() -> Option<u64> {
     // SAFETY: the only value; volatile, as others write there.
     let known = unsafe { DEPTH.get_ptr(0)?.read_volatile() };
-    (known >> 32 >= OFTEN).then_some(known & (STACK_WORDS * 8 * 2 - 1))
+    (known >> 32 >= OFTEN).then_some(known & (u64::from(STACK_WORDS) * 8 * 2 - 1))
 }
 
 #[inline(always)]
@@ -226,7 +270,7 @@ fn is_over_budget(rdev: u32, current: u64) -> bool {
     // SAFETY: a copy of an element that may be changed meanwhile; what is wrong for a moment costs time or a touch's file.
     let touches = unsafe { TOUCHES.get(key) };
     touches.is_some_and(|touches| {
-        touches.in_window >= TOUCHES_PER_WINDOW && now().wrapping_sub(touches.window_ns) < WINDOW_NS
+        touches.in_window >= TOUCHES_PER_WINDOW && !is_over(touches.window_ns, now())
     })
 }
 
@@ -239,7 +283,7 @@ fn hit(rdev: u32, task: &TaskRef) -> (u64, u64) {
         // SAFETY: the element may be given to another pair meanwhile; a count is then off.
         let touches = unsafe { &mut *touches };
         if touches.start_ns == task.start_ns {
-            if now.wrapping_sub(touches.window_ns) >= WINDOW_NS {
+            if is_over(touches.window_ns, now) {
                 touches.window_ns = now;
                 touches.in_window = 0;
             }

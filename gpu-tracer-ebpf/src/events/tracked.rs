@@ -7,8 +7,9 @@ use aya_ebpf::{
     macros::map,
     maps::{Array, HashMap},
 };
-use gpu_tracer_common::events::{CHATTER_PER_WINDOW, Drop, MAX_TRACKED, TRACKED_SLOTS, Tracked, WINDOW_NS};
+use gpu_tracer_common::events::{CHATTER_PER_WINDOW, Drop, MAX_TRACKED, TRACKED_SLOTS, Tracked};
 
+use super::is_over;
 use crate::access;
 
 /// By tgid.
@@ -85,7 +86,7 @@ fn count(tgid: u32, more: i64) {
 /// Has this process said too much lately? What an unprivileged process can do in a loop must not fill the ring.
 #[inline(always)]
 pub(super) fn spend(tracked: &mut Tracked, now: u64) -> Result<(), Drop> {
-    if now.wrapping_sub(tracked.window_ns) >= WINDOW_NS {
+    if is_over(tracked.window_ns, now) {
         tracked.window_ns = now;
         tracked.in_window = 0;
     }

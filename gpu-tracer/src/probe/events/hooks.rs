@@ -93,6 +93,7 @@ pub(super) static HOOKS: [Hook; 12] = [
         name: "cgroup/dev",
         programs: &[
             ("on_touch", None),
+            ("on_touch_unrolled", None),
             (
                 "on_touch_only",
                 Some(Limit::Silent(

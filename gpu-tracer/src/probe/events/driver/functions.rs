@@ -102,6 +102,9 @@ pub(super) const PROGRAMS: [&str; 11] = [
     "on_release_end",
 ];
 
+/// What is loaded instead of those that need `bpf_loop` (5.17).
+pub(super) const INSTEAD: [(&str, &str); 1] = [("on_deferred_begin", "on_deferred_begin_unrolled")];
+
 const fn essential(name: &'static str, part: Part) -> Function {
     Function { name, part, essential: true }
 }

@@ -27,7 +27,7 @@ use aya::{
 
 use attaching::{Attaching, usable};
 use detaching::Detaching;
-use functions::{FUNCTIONS, Function, PROGRAMS, Part};
+use functions::{FUNCTIONS, Function, INSTEAD, PROGRAMS, Part};
 use kprobe::{Pmu, Probe};
 use pinned::Pinned;
 use symbols::Symbols;
@@ -368,7 +368,19 @@ fn possible(root: &Path, features: &Features) -> Result<Pmu, String> {
     })
 }
 
+/// Loads a program, or what does the same on kernels that refuse it.
 fn load_one(ebpf: &mut Ebpf, name: &'static str) -> Result<(&'static str, OwnedFd), String> {
+    let other = INSTEAD.iter().find(|(refused, _)| *refused == name);
+    let loaded = load_as_it_is(ebpf, name);
+    let descriptor = match (loaded, other) {
+        // The first refusal is about the program that ought to work.
+        (Err(refusal), Some((_, other))) => load_as_it_is(ebpf, other).map_err(|_| refusal),
+        (loaded, _) => loaded,
+    };
+    descriptor.map(|descriptor| (name, descriptor))
+}
+
+fn load_as_it_is(ebpf: &mut Ebpf, name: &str) -> Result<OwnedFd, String> {
     let refused =
         |error: ProgramError| format!("cannot load BPF program `{name}`: {}", crate::probe::chain(&error));
     let program = ebpf.program_mut(name).ok_or_else(|| {
@@ -376,8 +388,7 @@ fn load_one(ebpf: &mut Ebpf, name: &'static str) -> Result<(&'static str, OwnedF
     })?;
     let program: &mut KProbe = program.try_into().map_err(refused)?;
     program.load().map_err(refused)?;
-    let descriptor = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
-    descriptor.map(|descriptor| (name, descriptor)).map_err(|error| error.to_string())
+    program.fd().map_err(refused)?.as_fd().try_clone_to_owned().map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
