@@ -19,8 +19,7 @@ use core::ffi::c_void;
 use gpu_tracer_common::{
     events::{
         CALLS_PER_WINDOW, Call, DriverRecord, Drop, EventHead, KIND_DEFERRED, KIND_MAPPED, KIND_OPENED,
-        KIND_OPENING, KIND_RELEASED, KIND_RELEASING, MAX_DEFERRED, MAX_SPENT, Spent, TaskRef,
-        calls,
+        KIND_OPENING, KIND_RELEASED, KIND_RELEASING, MAX_DEFERRED, MAX_SPENT, Spent, TaskRef, calls,
     },
     snapshot::Header,
 };

@@ -269,9 +269,8 @@ fn is_over_budget(rdev: u32, current: u64) -> bool {
     let key = TouchKey { tgid: read::<u32>(current, offset!(task_tgid)).unwrap_or(0), rdev };
     // SAFETY: a copy of an element that may be changed meanwhile; what is wrong for a moment costs time or a touch's file.
     let touches = unsafe { TOUCHES.get(key) };
-    touches.is_some_and(|touches| {
-        touches.in_window >= TOUCHES_PER_WINDOW && !is_over(touches.window_ns, now())
-    })
+    touches
+        .is_some_and(|touches| touches.in_window >= TOUCHES_PER_WINDOW && !is_over(touches.window_ns, now()))
 }
 
 /// Touches so far, and how many more of them, this one included, may be recorded in this window.

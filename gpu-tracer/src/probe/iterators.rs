@@ -11,7 +11,7 @@ use std::{
 };
 
 use aya::{
-    Btf as AyaBtf, Ebpf, EbpfLoader, Endianness,
+    Ebpf, EbpfLoader,
     maps::{Array, HashMap, MapData, RingBuf},
 };
 use gpu_tracer_common::{
@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{
     OBJECT, ProbeError, events, kallsyms, layout,
     module_use::ModuleCounts,
-    programs::{Mappings, Optional, Sockets, first_of, link},
+    programs::{self, Mappings, Optional, Sockets, first_of, link},
     ring,
     subjects::Subjects,
     sys,
@@ -99,13 +99,17 @@ impl Iterators {
         if OBJECT.is_empty() {
             return Err(ProbeError::NoObject);
         }
-        let layout = layout::resolve(btf)?;
-        // The file is long, and slow to read.
-        let kernel = AyaBtf::parse(btf.bytes(), Endianness::default());
-        let kernel = kernel.map_err(|error| ProbeError::Load(error.into()))?;
-        let mut loader = EbpfLoader::new();
+        // It reads and decodes all of the kernel's types whether they are wanted or not; so it is made while we do what we have to.
         // The programs ask for nothing to be relocated: offsets are in `KERNEL`.
-        loader.btf(None).override_global("KERNEL", layout.as_bytes(), true);
+        let loader = thread::spawn(|| {
+            let mut loader = EbpfLoader::new();
+            loader.btf(None);
+            loader
+        });
+        let layout = layout::resolve(btf)?;
+        let kernel = programs::targets(btf)?;
+        let mut loader = loader.join().unwrap_or_else(|panicked| std::panic::resume_unwind(panicked));
+        loader.override_global("KERNEL", layout.as_bytes(), true);
         // Maps of programs that are not loaded here; each is made as small as can be.
         events::MAPS.iter().for_each(|(map, least)| {
             loader.map_max_entries(map, *least);

@@ -2,10 +2,20 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use aya::{Btf as AyaBtf, Ebpf, programs::Iter};
+use aya::{Btf as AyaBtf, Ebpf, Endianness, programs::Iter};
 use gpu_tracer_common::layout::{ABSENT, KernelLayout};
 
 use super::{ProbeError, in_flight::chains_of, kallsyms, sys};
+use crate::kernel::btf::Btf;
+
+/// What the kernel's iterators are in its types: functions.
+const TARGETS: [&str; 4] = ["bpf_iter_task", "bpf_iter_task_file", "bpf_iter_task_vma", "bpf_iter_unix"];
+
+/// The targets of [`link`].
+pub(super) fn targets(btf: &Btf) -> Result<AyaBtf, ProbeError> {
+    let decoded = AyaBtf::parse(&btf.with_only(&TARGETS), Endianness::default());
+    decoded.map_err(|error| ProbeError::Load(error.into()))
+}
 
 /// How mappings are found.
 #[derive(Debug)]

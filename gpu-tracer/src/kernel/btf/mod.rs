@@ -8,6 +8,7 @@
 //! The bytes are not trusted. Whatever they say, an answer or an error comes back, in bounded time.
 
 mod bytes;
+mod excerpt;
 mod table;
 #[cfg(test)]
 mod tests;
