@@ -15,6 +15,7 @@ mod build;
 mod contents;
 mod cpio;
 mod disk;
+mod emulator;
 mod guest;
 mod kernel;
 mod modules;

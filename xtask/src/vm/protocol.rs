@@ -27,6 +27,19 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
+    /// On tests that ended so.
+    pub(crate) fn of(endings: impl IntoIterator<Item = Ending>) -> Self {
+        let mut verdict = Self { status: 0, passed: 0, failed: 0, ignored: 0 };
+        for ending in endings {
+            match ending {
+                Ending::Ok => verdict.passed += 1,
+                Ending::Failed => (verdict.failed, verdict.status) = (verdict.failed + 1, 1),
+                Ending::Ignored => verdict.ignored += 1,
+            }
+        }
+        verdict
+    }
+
     /// Both boots.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {

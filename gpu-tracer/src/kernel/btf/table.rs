@@ -215,7 +215,7 @@ impl Table {
                 return Err(BtfError::Malformed { what: "a type that is cut off", offset: at.into() });
             }
             let (number, _, vlen) = split_info(self.word(u64::from(at) + 4)?);
-            let kind = Kind::from_number(number).ok_or_else(|| BtfError::UnknownKind { kind: number, id })?;
+            let kind = Kind::from_number(number).ok_or(BtfError::UnknownKind { kind: number, id })?;
             let next = u64::from(at) + u64::from(TYPE_LEN) + kind.tail_len(vlen);
             if next > u64::from(end) {
                 return Err(BtfError::Malformed { what: "a type that is cut off", offset: at.into() });
@@ -232,7 +232,7 @@ impl Table {
             .ok()
             .and_then(|at| self.bytes.get(at..)?.first_chunk::<4>())
             .map(|word| u32::from_ne_bytes(*word))
-            .ok_or_else(|| BtfError::Malformed { what: "data that is cut off", offset: at })
+            .ok_or(BtfError::Malformed { what: "data that is cut off", offset: at })
     }
 
     /// First id after this blob's.
@@ -267,10 +267,10 @@ impl Table {
         while id < table.first_id {
             table = table.base().ok_or(BtfError::NoSuchId { id })?;
         }
-        let at = *table.types.get((id - table.first_id) as usize).ok_or_else(|| BtfError::NoSuchId { id })?;
+        let at = *table.types.get((id - table.first_id) as usize).ok_or(BtfError::NoSuchId { id })?;
         let (number, flag, vlen) = split_info(table.word(u64::from(at) + 4)?);
         Ok(Some(Type {
-            kind: Kind::from_number(number).ok_or_else(|| BtfError::UnknownKind { kind: number, id })?,
+            kind: Kind::from_number(number).ok_or(BtfError::UnknownKind { kind: number, id })?,
             flag,
             vlen,
             name: table.word(u64::from(at))?,
