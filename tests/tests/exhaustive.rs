@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gpu_tracer_tests::harness::{Daemon, Device, Watch};
+use gpu_tracer_tests::harness::{Daemon, Device, Watch, check_verified_quickly};
 use serde_json::Value;
 
 /// By then the looks are over that what went before asked for; those in their turn come seldom.
@@ -20,6 +20,7 @@ fn daemon(device: &Device) -> (Daemon, Watch) {
     let daemon = Daemon::start_planned(device, "exhaustive");
     assert_eq!(daemon.status()["plan"], "exhaustive", "{}", daemon.said());
     assert!(daemon.said().contains("every system call of every process"), "its cost: {}", daemon.said());
+    check_verified_quickly(&["on_call", "on_return"]);
     let watch = daemon.watch();
     (daemon, watch)
 }

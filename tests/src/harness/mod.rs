@@ -8,11 +8,13 @@ mod daemon;
 mod device;
 mod play;
 mod tracer;
+mod verifier;
 
 pub use daemon::{Daemon, Watch, text_from};
 pub use device::Device;
 pub use play::Play;
 pub use tracer::{Answer, Finished, HeldDevice, HeldFile, Holder, Missing, Opener, Tracer};
+pub use verifier::check_verified_quickly;
 
 use std::time::Duration;
 
