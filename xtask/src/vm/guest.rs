@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use super::cpio;
-use super::emulator;
+use super::emulator::Fault;
 use super::protocol::{self, Ending, Report, Verdict};
 
 /// A panic ends the machine, and so does what the kernel would otherwise try to survive. The check of the timer fails, and
@@ -56,6 +56,8 @@ pub(crate) struct Guest<'a> {
     pub(crate) count: bool,
     /// How long it may take from its first report to its last.
     pub(crate) deadline: Duration,
+    /// How long it says something at least once, if it is not stuck.
+    pub(crate) silence: Duration,
     /// A disk that outlives it.
     pub(crate) disk: Option<&'a Path>,
     /// Which boot with that disk it is, from 1.
@@ -92,18 +94,17 @@ impl Guest<'_> {
                 }
                 // The person at the console may end the machine as they like.
                 Err(_) if self.shell => return Ok(Outcome { verdict: Verdict::of([]), again: None }),
-                Err(_) if spoilt < MOST_SPOILT && self.stage == 1 && self.is_spoilt() => {
+                Err(error) => {
+                    let fault = self.fault().filter(|_| spoilt < MOST_SPOILT && self.stage == 1);
+                    let Some(fault) = fault else { bail!("{error:#}\n{}", self.end_of_console()) };
                     spoilt += 1;
-                    eprintln!(
-                        "vm: the emulator ran a breakpoint that was not there any more; another boot goes on"
-                    );
+                    eprintln!("vm: {error:#}: {fault}; another boot goes on");
                     // What is to be found by a later boot is on the disk, which is made anew.
                     now_ended.retain(|(name, _): &(String, Ending)| !name.starts_with("vm_reboot::"));
                     ended.append(&mut now_ended);
                     let done = ended.iter().map(|(name, _)| format!("{name}\n")).collect::<String>();
                     initramfs = Some(with_file(self.initramfs, "vm/done", &done)?);
                 }
-                Err(error) => bail!("{error:#}\n{}", self.end_of_console()),
             }
         }
     }
@@ -121,15 +122,26 @@ impl Guest<'_> {
         ended: &mut Vec<(String, Ending)>,
     ) -> Result<Outcome> {
         let start = Instant::now();
-        let mut progress =
-            Progress { start, end: start + BOOT, is_up: false, verdict: None, again: None, cut: false };
+        let mut progress = Progress {
+            start,
+            heard: start,
+            end: start + BOOT,
+            is_up: false,
+            verdict: None,
+            again: None,
+            cut: false,
+        };
         loop {
             let left = progress.end.saturating_duration_since(Instant::now());
             if left.is_zero() && !self.shell {
                 return Err(progress.too_late());
             }
+            if progress.heard.elapsed() > self.silence && self.fault() == Some(Fault::Standstill) {
+                bail!("nothing was heard of the guest for {} s", self.silence.as_secs());
+            }
             match lines.recv_timeout(Duration::from_millis(200)) {
                 Ok(line) => {
+                    progress.heard = Instant::now();
                     self.hear(&line, &mut progress, ended)?;
                     if progress.cut {
                         return progress.outcome().context("the power was to be cut before a verdict");
@@ -182,8 +194,8 @@ impl Guest<'_> {
         String::from_utf8_lossy(&fs::read(self.console).unwrap_or_default()).into_owned()
     }
 
-    fn is_spoilt(&self) -> bool {
-        !self.kvm && emulator::is_to_blame(&self.console())
+    fn fault(&self) -> Option<Fault> {
+        if self.kvm { None } else { Fault::of(&self.console()) }
     }
 
     fn end_of_console(&self) -> String {
@@ -210,6 +222,8 @@ fn with_file(archive: &Path, path: &str, content: &str) -> Result<PathBuf> {
 /// How far the guest is.
 struct Progress {
     start: Instant,
+    /// When the guest said anything last.
+    heard: Instant,
     end: Instant,
     is_up: bool,
     verdict: Option<Verdict>,
@@ -357,6 +371,7 @@ mod tests {
             kvm: false,
             count: false,
             deadline: Duration::from_secs(5),
+            silence: Duration::from_secs(5),
             disk: None,
             stage: 1,
             init: "/init",

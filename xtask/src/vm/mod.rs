@@ -248,6 +248,7 @@ fn run(
         kvm: arguments.kvm,
         count: arguments.count,
         deadline: Duration::from_secs(arguments.deadline),
+        silence: Duration::from_secs(arguments.test_deadline),
         disk: Some(&disk),
         stage: 1,
         init: "/init",
