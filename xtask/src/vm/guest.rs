@@ -86,8 +86,8 @@ impl Guest<'_> {
         let mut initramfs = None;
         loop {
             let guest = Guest { initramfs: initramfs.as_deref().unwrap_or(self.initramfs), ..*self };
-            let mut now_ended = Vec::new();
-            match guest.boot(&mut now_ended) {
+            let mut progress = Progress::new();
+            match guest.boot(&mut progress) {
                 Ok(outcome) => {
                     let verdict = Verdict::of(ended.iter().map(|(_, ending)| *ending)).and(outcome.verdict);
                     return Ok(Outcome { verdict, ..outcome });
@@ -100,8 +100,9 @@ impl Guest<'_> {
                     spoilt += 1;
                     eprintln!("vm: {error:#}: {fault}; another boot goes on");
                     // What is to be found by a later boot is on the disk, which is made anew.
-                    now_ended.retain(|(name, _): &(String, Ending)| !name.starts_with("vm_reboot::"));
-                    ended.append(&mut now_ended);
+                    ended.extend(
+                        progress.ended.into_iter().filter(|(name, _)| !name.starts_with("vm_reboot::")),
+                    );
                     let done = ended.iter().map(|(name, _)| format!("{name}\n")).collect::<String>();
                     initramfs = Some(with_file(self.initramfs, "vm/done", &done)?);
                 }
@@ -109,28 +110,18 @@ impl Guest<'_> {
         }
     }
 
-    fn boot(&self, ended: &mut Vec<(String, Ending)>) -> Result<Outcome> {
+    fn boot(&self, progress: &mut Progress) -> Result<Outcome> {
         let line = SecondLine::new(self.nonce)?;
         let mut machine = Machine::start(self, &line.path)?;
-        self.follow(&line.lines, &mut machine, ended)
+        self.follow(&line.lines, &mut machine, progress)
     }
 
     fn follow(
         &self,
         lines: &Receiver<String>,
         machine: &mut Machine,
-        ended: &mut Vec<(String, Ending)>,
+        progress: &mut Progress,
     ) -> Result<Outcome> {
-        let start = Instant::now();
-        let mut progress = Progress {
-            start,
-            heard: start,
-            end: start + BOOT,
-            is_up: false,
-            verdict: None,
-            again: None,
-            cut: false,
-        };
         loop {
             let left = progress.end.saturating_duration_since(Instant::now());
             if left.is_zero() && !self.shell {
@@ -142,7 +133,7 @@ impl Guest<'_> {
             match lines.recv_timeout(Duration::from_millis(200)) {
                 Ok(line) => {
                     progress.heard = Instant::now();
-                    self.hear(&line, &mut progress, ended)?;
+                    self.hear(&line, progress)?;
                     if progress.cut {
                         return progress.outcome().context("the power was to be cut before a verdict");
                     }
@@ -155,7 +146,7 @@ impl Guest<'_> {
     }
 
     /// Takes note of one line from the guest and shows it.
-    fn hear(&self, line: &str, progress: &mut Progress, ended: &mut Vec<(String, Ending)>) -> Result<()> {
+    fn hear(&self, line: &str, progress: &mut Progress) -> Result<()> {
         let (printed, report) = protocol::split(line, self.nonce);
         if !printed.is_empty() || report.is_none() {
             println!("{printed}");
@@ -169,7 +160,7 @@ impl Guest<'_> {
             }
             Some(Report::Test { name, ending, took_ms }) => {
                 show_test(&name, ending, took_ms);
-                ended.push((name, ending));
+                progress.ended.push((name, ending));
             }
             Some(Report::Hung { name }) => {
                 eprintln!("vm: {name} has not ended: what it waits for is on the console")
@@ -194,8 +185,9 @@ impl Guest<'_> {
         String::from_utf8_lossy(&fs::read(self.console).unwrap_or_default()).into_owned()
     }
 
+    /// What the console tells of; a shell's is the terminal, and in the file is what an earlier guest has left there.
     fn fault(&self) -> Option<Fault> {
-        if self.kvm { None } else { Fault::of(&self.console()) }
+        if self.kvm || self.shell { None } else { Fault::of(&self.console()) }
     }
 
     fn end_of_console(&self) -> String {
@@ -230,9 +222,26 @@ struct Progress {
     again: Option<u8>,
     /// The machine is to end as if somebody had pulled the plug.
     cut: bool,
+    /// Tests that have ended, and how.
+    ended: Vec<(String, Ending)>,
 }
 
 impl Progress {
+    /// That of a guest that is started now.
+    fn new() -> Self {
+        let start = Instant::now();
+        Self {
+            start,
+            heard: start,
+            end: start + BOOT,
+            is_up: false,
+            verdict: None,
+            again: None,
+            cut: false,
+            ended: Vec::new(),
+        }
+    }
+
     fn outcome(&self) -> Option<Outcome> {
         Some(Outcome { verdict: self.verdict?, again: self.again })
     }
@@ -361,11 +370,11 @@ fn escaped(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn follow(lines: &[&str]) -> Result<Outcome> {
-        let guest = Guest {
+    fn guest(console: &Path) -> Guest<'_> {
+        Guest {
             image: Path::new(""),
             initramfs: Path::new(""),
-            console: Path::new("/dev/null"),
+            console,
             nonce: "n",
             shell: false,
             kvm: false,
@@ -375,14 +384,18 @@ mod tests {
             disk: None,
             stage: 1,
             init: "/init",
-        };
+        }
+    }
+
+    fn follow(lines: &[&str]) -> Result<Outcome> {
+        let guest = guest(Path::new("/dev/null"));
         let (send, receive) = mpsc::channel();
         for line in lines {
             send.send((*line).to_owned()).unwrap();
         }
         drop(send);
         let mut machine = Machine(Command::new("true").spawn().unwrap());
-        guest.follow(&receive, &mut machine, &mut Vec::new())
+        guest.follow(&receive, &mut machine, &mut Progress::new())
     }
 
     const GOOD: &str = r#"@vm-n verdict {"status":0,"passed":1,"failed":0,"ignored":0}"#;
@@ -406,6 +419,16 @@ mod tests {
     fn no_verdict_is_a_failure() {
         let error = follow(&["@vm-n up 6.1", "@vm-n test ok 1 a::b"]).unwrap_err();
         assert!(error.to_string().contains("without a verdict"), "{error}");
+    }
+
+    #[test]
+    fn what_an_earlier_guest_left_on_the_console_ends_no_shell() {
+        let console = std::env::temp_dir().join(format!("xtask-console-{}", std::process::id()));
+        fs::write(&console, "watchdog: BUG: soft lockup - CPU#0 stuck for 22s!\n").unwrap();
+        let guest = guest(&console);
+        let faults = [false, true].map(|shell| Guest { shell, ..guest }.fault());
+        fs::remove_file(&console).unwrap();
+        assert_eq!(faults, [Some(Fault::Standstill), None]);
     }
 
     #[test]
