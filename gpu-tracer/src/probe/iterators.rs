@@ -101,11 +101,13 @@ impl Iterators {
         }
         // It reads and decodes all of the kernel's types whether they are wanted or not; so it is made while we do what we have to.
         // The programs ask for nothing to be relocated: offsets are in `KERNEL`.
-        let loader = thread::spawn(|| {
+        let make = || {
             let mut loader = EbpfLoader::new();
             loader.btf(None);
             loader
-        });
+        };
+        let loader =
+            thread::Builder::new().name("loader".to_owned()).spawn(make).map_err(ProbeError::Thread)?;
         let layout = layout::resolve(btf)?;
         let kernel = programs::targets(btf)?;
         let mut loader = loader.join().unwrap_or_else(|panicked| std::panic::resume_unwind(panicked));

@@ -6,8 +6,8 @@ use super::{
 };
 
 /// A forward declaration, which is as short as a type can be.
-const FORWARD: u32 = 7 << 24;
-const FUNCTION: u32 = 12 << 24;
+const FORWARD: u32 = (Kind::Fwd as u32) << 24;
+const FUNCTION: u32 = (Kind::Func as u32) << 24;
 const VERSION: u32 = 1 << 16;
 
 impl Btf {
