@@ -14,7 +14,7 @@ use aya_ebpf::{
 use gpu_tracer_common::snapshot::HOLD_MAP;
 
 use crate::{
-    access::{field, offset, read},
+    access::{field, offset, pointer, read},
     holds::{BPF_F_NO_PREALLOC, Found, Full, look_at_device, look_at_file, may_be_of_interest},
     tasks::{IterMeta, TaskContext},
 };
@@ -93,8 +93,8 @@ pub(crate) fn space_to_show(context: *mut c_void) -> Option<Space> {
         (
             field::<u32>(task, offset!(task_tgid)),
             field::<u32>(task, offset!(task_pid)),
-            field::<u64>(task, offset!(task_mm)),
-            field::<u64>(task, offset!(task_group_leader)),
+            pointer(task, offset!(task_mm)),
+            pointer(task, offset!(task_group_leader)),
             core::ptr::read_volatile(&(*context.meta).session),
         )
     };

@@ -18,7 +18,7 @@ use gpu_tracer_common::{
 };
 
 use crate::{
-    access::{Copied, Fields as _, field, offset, read},
+    access::{Copied, Fields as _, field, offset, pointer, read},
     holds::{
         BPF_F_NO_PREALLOC, FMODE_PATH, Found, Full, S_IFCHR, S_IFMT, control, emit_read, is_wanted,
         look_at_carrier, look_at_file, look_at_ring,
@@ -144,7 +144,7 @@ unsafe fn identify(task: *mut c_void) -> (u32, u32, u64) {
         (
             field::<u32>(task, offset!(task_tgid)),
             field::<u32>(task, offset!(task_pid)),
-            field::<u64>(task, offset!(task_files)),
+            pointer(task, offset!(task_files)),
         )
     }
 }
@@ -199,8 +199,7 @@ fn is_shown(task: *mut c_void, files: u64, is_thread: bool, session: u64) -> boo
     if !is_thread {
         return false;
     }
-    // SAFETY: `task` is a BTF pointer.
-    let leader = unsafe { field::<u64>(task, offset!(task_group_leader)) };
+    let leader = pointer(task, offset!(task_group_leader));
     if read::<u64>(leader, offset!(task_files)) == Some(files) {
         return true;
     }
@@ -357,20 +356,19 @@ fn look_at_descriptor(walk: &mut Walk, file: u64, mut found: Found) -> Result<()
 fn describe(task: *mut c_void, tgid: u32, tid: u32, files: u64) -> TaskRecord {
     let address = task as u64;
     // SAFETY: `task` is a BTF pointer.
-    let (flags, state, exit_state, start_ns, mm) = unsafe {
+    let (flags, state, exit_state, start_ns) = unsafe {
         (
             field::<u32>(task, offset!(task_flags)),
             field::<u32>(task, offset!(task_state)),
             field::<u32>(task, offset!(task_exit_state)),
             field::<u64>(task, offset!(task_start_boottime)),
-            field::<u64>(task, offset!(task_mm)),
         )
     };
-    let pointer = |at: u32| read::<u64>(address, at).unwrap_or(0);
-    let parent = pointer(offset!(task_real_parent));
-    let credentials = pointer(offset!(task_real_cred));
-    let (tgid_in_ns, pid_ns) = innermost_pid(pointer(offset!(task_group_leader)), tgid);
-    let net = read::<u64>(pointer(offset!(task_nsproxy)), offset!(nsproxy_net_ns)).unwrap_or(0);
+    let mm = pointer(task, offset!(task_mm));
+    let parent = pointer(task, offset!(task_real_parent));
+    let credentials = pointer(task, offset!(task_real_cred));
+    let (tgid_in_ns, pid_ns) = innermost_pid(pointer(task, offset!(task_group_leader)), tgid);
+    let net = read::<u64>(pointer(task, offset!(task_nsproxy)), offset!(nsproxy_net_ns)).unwrap_or(0);
     TaskRecord {
         header: Header::new(KIND_TASK),
         tgid,

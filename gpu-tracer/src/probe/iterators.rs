@@ -11,7 +11,7 @@ use std::{
 };
 
 use aya::{
-    Ebpf, EbpfLoader,
+    Ebpf,
     maps::{Array, HashMap, MapData, RingBuf},
 };
 use gpu_tracer_common::{
@@ -22,6 +22,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     OBJECT, ProbeError, events, kallsyms, layout,
+    loader::Loader,
     module_use::ModuleCounts,
     programs::{self, Mappings, Optional, Sockets, first_of, link},
     ring,
@@ -99,18 +100,10 @@ impl Iterators {
         if OBJECT.is_empty() {
             return Err(ProbeError::NoObject);
         }
-        // It reads and decodes all of the kernel's types whether they are wanted or not; so it is made while we do what we have to.
-        // The programs ask for nothing to be relocated: offsets are in `KERNEL`.
-        let make = || {
-            let mut loader = EbpfLoader::new();
-            loader.btf(None);
-            loader
-        };
-        let loader =
-            thread::Builder::new().name("loader".to_owned()).spawn(make).map_err(ProbeError::Thread)?;
+        let loader = Loader::begin()?;
         let layout = layout::resolve(btf)?;
         let kernel = programs::targets(btf)?;
-        let mut loader = loader.join().unwrap_or_else(|panicked| std::panic::resume_unwind(panicked));
+        let mut loader = loader.made();
         loader.override_global("KERNEL", layout.as_bytes(), true);
         // Maps of programs that are not loaded here; each is made as small as can be.
         events::MAPS.iter().for_each(|(map, least)| {

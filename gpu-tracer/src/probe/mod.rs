@@ -23,6 +23,7 @@ mod in_flight;
 pub mod iterators;
 mod kallsyms;
 mod layout;
+mod loader;
 mod module_use;
 mod netns;
 pub mod procwalk;

@@ -15,9 +15,8 @@ impl Btf {
     /// them is so many nameless declarations, which takes a fraction of the time. Those that the kernel does not have are left out.
     #[must_use]
     pub fn with_only(&self, functions: &[&str]) -> Vec<u8> {
-        let found = self.table.own_ids().filter_map(|id| {
-            let function = self.table.get(id).ok()?.filter(|found| found.kind == Kind::Func)?;
-            functions.iter().find(|name| self.table.string_is(function.name, name)).map(|name| (id, name))
+        let found = self.table.with_names(|kind| kind == Kind::Func).filter_map(|(id, name)| {
+            functions.iter().find(|function| self.table.string_is(name, function)).map(|name| (id, name))
         });
         let mut types = Vec::new();
         let mut strings = vec![0];

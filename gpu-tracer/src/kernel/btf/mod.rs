@@ -2,8 +2,7 @@
 //!
 //! Programs for one kernel must not run with the offsets of another, so none is written down: each is looked up here by
 //! the name it has in the kernel's source and handed to the programs before they are loaded. The blob
-//! (`/sys/kernel/btf/vmlinux`, 5 to 10 MB, from Linux 5.4) is indexed, not decoded; see [`table`]. Types of a module
-//! (`/sys/kernel/btf/nvidia`) are a blob of their own that continues the kernel's: [`Btf::parse_split`].
+//! (`/sys/kernel/btf/vmlinux`, 5 to 10 MB, from Linux 5.4) is indexed, not decoded; see [`table`].
 //!
 //! The bytes are not trusted. Whatever they say, an answer or an error comes back, in bounded time.
 
@@ -121,7 +120,7 @@ pub enum BtfError {
     TooDeep,
 }
 
-/// Type information of the kernel, or of one module on top of it. Cheap to clone.
+/// Type information of the kernel. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Btf {
     table: Arc<Table>,
@@ -140,38 +139,25 @@ impl Btf {
 
     /// Reads and indexes the file at `path`.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, BtfError> {
-        Self::index(path.as_ref(), None)
+        let path = path.as_ref();
+        let bytes = Bytes::of_file(path);
+        let bytes = bytes.map_err(|source| BtfError::Read { path: path.to_owned(), source })?;
+        Self::index(bytes)
     }
 
-    /// Reads and indexes the file of a module, which continues `base`.
-    pub fn read_split(path: impl AsRef<Path>, base: &Self) -> Result<Self, BtfError> {
-        Self::index(path.as_ref(), Some(base))
-    }
-
-    /// The blob itself, without its base.
+    /// The blob itself.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.table.bytes()
     }
 
-    /// Indexes a whole blob.
+    /// Indexes a blob.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, BtfError> {
-        Table::parse(Bytes::Copied(bytes), None).map(|table| Self { table: Arc::new(table) })
+        Self::index(Bytes::Copied(bytes))
     }
 
-    fn index(path: &Path, base: Option<&Self>) -> Result<Self, BtfError> {
-        let bytes = Bytes::of_file(path);
-        let bytes = bytes.map_err(|source| BtfError::Read { path: path.to_owned(), source })?;
-        let base = base.map(|base| Arc::clone(&base.table));
-        Table::parse(bytes, base).map(|table| Self { table: Arc::new(table) })
-    }
-
-    /// Indexes a blob whose ids and strings continue those of `base`: a module's.
-    ///
-    /// Names are looked for in the module first and, where it has none, in the base.
-    pub fn parse_split(bytes: Vec<u8>, base: &Self) -> Result<Self, BtfError> {
-        Table::parse(Bytes::Copied(bytes), Some(Arc::clone(&base.table)))
-            .map(|table| Self { table: Arc::new(table) })
+    fn index(bytes: Bytes) -> Result<Self, BtfError> {
+        Table::parse(bytes).map(|table| Self { table: Arc::new(table) })
     }
 
     /// Where the member `path` of `structure` is.
@@ -192,59 +178,23 @@ impl Btf {
         agreeing(structure, "size", ids.iter().map(|id| self.size(*id, structure)))
     }
 
-    /// Is there a struct or union of this very name?
-    #[must_use]
-    pub fn has_struct(&self, name: &str) -> bool {
-        self.tables().any(|table| table.types_named(name).any(|id| self.kind_is(id, Kind::is_record)))
-    }
-
-    /// Does the type information know a function of this name? It lists what can be traced, and misses what was inlined.
-    #[must_use]
-    pub fn has_func(&self, name: &str) -> bool {
-        self.tables().any(|table| table.functions_named(name).next().is_some())
-    }
-
-    /// The value of `variant` in the enum `enum_name`; an empty name stands for every enum without one.
-    #[must_use]
-    pub fn enum_value(&self, enum_name: &str, variant: &str) -> Option<i64> {
-        self.tables().find_map(|table| {
-            if enum_name.is_empty() {
-                table.own_ids().find_map(|id| self.variant(id, Some(0), variant))
-            } else {
-                table.types_named(enum_name).find_map(|id| self.variant(id, None, variant))
-            }
-        })
-    }
-
-    /// This blob, then its base.
-    fn tables(&self) -> impl Iterator<Item = &Table> {
-        std::iter::successors(Some(&*self.table), |table| table.base())
-    }
-
     fn kind_is(&self, id: u32, wanted: impl Fn(Kind) -> bool) -> bool {
         matches!(self.table.get(id), Ok(Some(found)) if wanted(found.kind))
     }
 
     /// The structs and unions called `name`; where there is none, those that typedefs of this name stand for.
     fn records_named(&self, name: &str) -> Result<Vec<u32>, BtfError> {
-        for table in self.tables() {
-            let ids: Vec<u32> =
-                table.types_named(name).filter(|id| self.kind_is(*id, Kind::is_record)).collect();
-            if !ids.is_empty() {
-                return Ok(ids);
-            }
-            let mut ids: Vec<u32> = table
-                .types_named(name)
-                .filter(|id| self.kind_is(*id, |kind| kind == Kind::Typedef))
-                .filter_map(|id| self.without_modifiers(id).ok())
-                .filter(|id| self.kind_is(*id, Kind::is_record))
-                .collect();
-            ids.dedup();
-            if !ids.is_empty() {
-                return Ok(ids);
-            }
+        let (mut records, typedefs): (Vec<u32>, Vec<u32>) =
+            self.table.named(name).partition(|id| self.kind_is(*id, Kind::is_record));
+        if records.is_empty() {
+            let named = typedefs.iter().filter_map(|id| self.without_modifiers(*id).ok());
+            records = named.filter(|id| self.kind_is(*id, Kind::is_record)).collect();
+            records.dedup();
         }
-        Err(BtfError::NoStructure { structure: name.to_owned() })
+        if records.is_empty() {
+            return Err(BtfError::NoStructure { structure: name.to_owned() });
+        }
+        Ok(records)
     }
 
     fn field_of(
@@ -360,24 +310,6 @@ impl Btf {
             return elements.checked_mul(each).ok_or(BtfError::TooDeep);
         }
         Err(BtfError::TooDeep)
-    }
-
-    /// Value of `variant` if type `id` is an enum (and, where `name` is given, has its name there).
-    fn variant(&self, id: u32, name: Option<u32>, variant: &str) -> Option<i64> {
-        let found = self.table.get(id).ok()??;
-        if !found.kind.is_enum() || name.is_some_and(|name| name != found.name) {
-            return None;
-        }
-        let words = if found.kind == Kind::Enum { 2 } else { 3 };
-        let index = (0..found.vlen)
-            .map(|index| index * words)
-            .find(|index| found.word(*index).is_ok_and(|name_at| self.table.string_is(name_at, variant)))?;
-        let low = found.word(index + 1).ok()?;
-        Some(match (found.kind, found.flag) {
-            (Kind::Enum, true) => i64::from(low.cast_signed()),
-            (Kind::Enum, false) => i64::from(low),
-            _ => ((u64::from(found.word(index + 2).ok()?) << 32) | u64::from(low)).cast_signed(),
-        })
     }
 }
 

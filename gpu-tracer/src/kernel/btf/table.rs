@@ -5,7 +5,7 @@
 //! leaves one `u32` per type; everything else is read from the bytes when asked for. Every read is bounds-checked: an
 //! offset in the blob is a claim, not a fact.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use super::BtfError;
 use super::bytes::Bytes;
@@ -16,8 +16,9 @@ pub(super) const MAGIC: u16 = 0xeb9f;
 pub(super) const HEADER_LEN: u32 = 24;
 /// `sizeof(struct btf_type)`.
 const TYPE_LEN: u32 = 12;
-/// Only this much of a name is hashed, so that types which all name one huge string cost nothing.
-const HASHED_LEN: usize = 64;
+/// Into so many parts names are divided, by how they begin.
+const PARTS: usize = 1 << PART_BITS;
+const PART_BITS: u32 = 13;
 
 /// `BTF_KIND_*`. Kinds that the reader has no use for are here all the same, as their size must be known to step over them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,10 +88,6 @@ impl Kind {
         matches!(self, Self::Struct | Self::Union)
     }
 
-    pub(super) fn is_enum(self) -> bool {
-        matches!(self, Self::Enum | Self::Enum64)
-    }
-
     /// Says something about a type but is none: what it qualifies has the size and the members.
     pub(super) fn is_modifier(self) -> bool {
         matches!(self, Self::Typedef | Self::Volatile | Self::Const | Self::Restrict | Self::TypeTag)
@@ -124,16 +121,9 @@ pub(super) struct Table {
     bytes: Bytes,
     /// Begin and end of the string section.
     strings: (u32, u32),
-    /// Where each type begins; the first has id `first_id`.
+    /// Where each type begins, from type 1 on.
     types: Vec<u32>,
-    first_id: u32,
-    /// Strings below this offset are in `base`.
-    first_string: u32,
-    base: Option<Arc<Table>>,
-    /// (hash of name, id) of records, enums and typedefs, sorted.
-    named_types: OnceLock<Vec<(u32, u32)>>,
-    /// (hash of name, id) of functions, sorted. Apart, as there are many and they are rarely asked for.
-    named_functions: OnceLock<Vec<(u32, u32)>>,
+    named: OnceLock<Names>,
 }
 
 impl std::fmt::Debug for Table {
@@ -141,31 +131,13 @@ impl std::fmt::Debug for Table {
         f.debug_struct("Table")
             .field("bytes", &self.bytes.len())
             .field("types", &self.types.len())
-            .field("first_id", &self.first_id)
             .finish_non_exhaustive()
     }
 }
 
 impl Table {
-    pub(super) fn parse(bytes: Bytes, base: Option<Arc<Self>>) -> Result<Self, BtfError> {
-        let (first_id, first_string) = match &base {
-            None => (1, 0),
-            // Ids and string offsets of a split blob go on where the base ends.
-            Some(base) => (
-                base.end_id().ok_or(BtfError::Malformed { what: "too many types", offset: 0 })?,
-                base.end_string().ok_or(BtfError::Malformed { what: "too many strings", offset: 0 })?,
-            ),
-        };
-        let mut table = Self {
-            bytes,
-            strings: (0, 0),
-            types: Vec::new(),
-            first_id,
-            first_string,
-            base,
-            named_types: OnceLock::new(),
-            named_functions: OnceLock::new(),
-        };
+    pub(super) fn parse(bytes: Bytes) -> Result<Self, BtfError> {
+        let mut table = Self { bytes, strings: (0, 0), types: Vec::new(), named: OnceLock::new() };
         let (begin, end) = table.read_header()?;
         table.walk(begin, end)?;
         Ok(table)
@@ -209,13 +181,12 @@ impl Table {
         self.types.reserve((end - begin) as usize / 20);
         let mut at = begin;
         while at < end {
-            let too_many = || BtfError::Malformed { what: "too many types", offset: at.into() };
-            let id = self.end_id().ok_or_else(too_many)?;
             if end - at < TYPE_LEN {
                 return Err(BtfError::Malformed { what: "a type that is cut off", offset: at.into() });
             }
             let (number, _, vlen) = split_info(self.word(u64::from(at) + 4)?);
-            let kind = Kind::from_number(number).ok_or(BtfError::UnknownKind { kind: number, id })?;
+            let kind = Kind::from_number(number)
+                .ok_or(BtfError::UnknownKind { kind: number, id: self.types.len() as u32 + 1 })?;
             let next = u64::from(at) + u64::from(TYPE_LEN) + kind.tail_len(vlen);
             if next > u64::from(end) {
                 return Err(BtfError::Malformed { what: "a type that is cut off", offset: at.into() });
@@ -235,59 +206,30 @@ impl Table {
             .ok_or(BtfError::Malformed { what: "data that is cut off", offset: at })
     }
 
-    /// First id after this blob's.
-    fn end_id(&self) -> Option<u32> {
-        self.first_id.checked_add(u32::try_from(self.types.len()).ok()?)
-    }
-
-    /// First string offset after this blob's.
-    fn end_string(&self) -> Option<u32> {
-        self.first_string.checked_add(self.strings.1 - self.strings.0)
-    }
-
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    pub(super) fn base(&self) -> Option<&Self> {
-        self.base.as_deref()
-    }
-
-    /// Ids of this blob alone, without its base's.
-    pub(super) fn own_ids(&self) -> std::ops::Range<u32> {
-        self.first_id..self.end_id().unwrap_or(self.first_id)
-    }
-
-    /// The type with this id, here or in the base. `None` for id 0, which is `void`.
+    /// The type with this id. `None` for id 0, which is `void`.
     pub(super) fn get(&self, id: u32) -> Result<Option<Type<'_>>, BtfError> {
-        if id == 0 {
-            return Ok(None);
-        }
-        let mut table = self;
-        while id < table.first_id {
-            table = table.base().ok_or(BtfError::NoSuchId { id })?;
-        }
-        let at = *table.types.get((id - table.first_id) as usize).ok_or(BtfError::NoSuchId { id })?;
-        let (number, flag, vlen) = split_info(table.word(u64::from(at) + 4)?);
+        let Some(index) = id.checked_sub(1) else { return Ok(None) };
+        let at = *self.types.get(index as usize).ok_or(BtfError::NoSuchId { id })?;
+        let (number, flag, vlen) = split_info(self.word(u64::from(at) + 4)?);
         Ok(Some(Type {
             kind: Kind::from_number(number).ok_or(BtfError::UnknownKind { kind: number, id })?,
             flag,
             vlen,
-            name: table.word(u64::from(at))?,
-            size_or_type: table.word(u64::from(at) + 8)?,
-            table,
+            name: self.word(u64::from(at))?,
+            size_or_type: self.word(u64::from(at) + 8)?,
+            table: self,
             tail: at + TYPE_LEN,
         }))
     }
 
     /// The string section from `offset` on; the string ends at the first NUL.
     fn string_from(&self, offset: u32) -> Option<&[u8]> {
-        let mut table = self;
-        while offset < table.first_string {
-            table = table.base()?;
-        }
-        let (begin, end) = table.strings;
-        table.bytes.get(begin as usize..end as usize)?.get((offset - table.first_string) as usize..)
+        let (begin, end) = self.strings;
+        self.bytes.get(begin as usize..end as usize)?.get(offset as usize..)
     }
 
     /// Is the string at `offset` exactly `name`? Reads no more than `name`'s length.
@@ -296,42 +238,59 @@ impl Table {
             .is_some_and(|bytes| bytes.starts_with(name.as_bytes()) && bytes.get(name.len()) == Some(&0))
     }
 
-    /// Ids of this blob's own records, enums and typedefs that are called `name`.
-    pub(super) fn types_named(&self, name: &str) -> impl Iterator<Item = u32> {
-        let index = self
-            .named_types
-            .get_or_init(|| self.index(|kind| kind.is_record() || kind.is_enum() || kind == Kind::Typedef));
-        self.matching(index, name)
+    /// Ids of the records and typedefs that are called `name`.
+    pub(super) fn named(&self, name: &str) -> impl Iterator<Item = u32> {
+        let candidates = self.named.get_or_init(|| self.index()).beginning_like(name);
+        let is_it = |id: &u32| matches!(self.get(*id), Ok(Some(found)) if self.string_is(found.name, name));
+        candidates.iter().copied().filter(is_it)
     }
 
-    /// Ids of this blob's own functions that are called `name`.
-    pub(super) fn functions_named(&self, name: &str) -> impl Iterator<Item = u32> {
-        let index = self.named_functions.get_or_init(|| self.index(|kind| kind == Kind::Func));
-        self.matching(index, name)
+    /// (id, offset of the name) of all types of a kind that have a name.
+    pub(super) fn with_names(&self, wanted: impl Fn(Kind) -> bool) -> impl Iterator<Item = (u32, u32)> {
+        // There are 100,000 and more: nothing else of them is looked at.
+        (1..).zip(&self.types).filter_map(move |(id, at)| {
+            let words = self.bytes.get(*at as usize..)?.first_chunk::<8>()?;
+            let [name, info] =
+                [0, 4].map(|at| u32::from_ne_bytes(std::array::from_fn(|byte| words[at + byte])));
+            (name != 0 && Kind::from_number(split_info(info).0).is_some_and(&wanted)).then_some((id, name))
+        })
     }
 
-    fn index(&self, wanted: impl Fn(Kind) -> bool) -> Vec<(u32, u32)> {
-        let mut index: Vec<(u32, u32)> = self
-            .own_ids()
-            .filter_map(|id| {
-                let found = self.get(id).ok()??;
-                let named = wanted(found.kind) && found.name != 0;
-                named.then(|| self.string_from(found.name).map(|name| (hash(name), id)))?
-            })
-            .collect();
-        index.sort_unstable();
-        index
+    fn index(&self) -> Names {
+        let named = self.with_names(|kind| kind.is_record() || kind == Kind::Typedef);
+        Names::divide(named.filter_map(|(id, name)| Some((part(self.string_from(name)?), id))).collect())
+    }
+}
+
+/// Ids of types, divided by how their names begin. That is quicker to make than an order, and little is looked up in it.
+struct Names {
+    /// Where each part begins in `ids`, and where the last ends.
+    begins: Vec<u32>,
+    ids: Vec<u32>,
+}
+
+impl Names {
+    /// Of (part of the name, id).
+    fn divide(named: Vec<(u16, u32)>) -> Self {
+        let mut begins = vec![0; PARTS + 1];
+        for (part, _) in &named {
+            begins[usize::from(*part) + 1] += 1;
+        }
+        for part in 0..PARTS {
+            begins[part + 1] += begins[part];
+        }
+        let (mut next, mut ids) = (begins.clone(), vec![0; named.len()]);
+        for (part, id) in named {
+            let at = &mut next[usize::from(part)];
+            ids[*at as usize] = id;
+            *at += 1;
+        }
+        Self { begins, ids }
     }
 
-    fn matching<'t>(&'t self, index: &'t [(u32, u32)], name: &str) -> impl Iterator<Item = u32> + use<'t> {
-        let hash = hash(name.as_bytes());
-        let start = index.partition_point(|(other, _)| *other < hash);
-        let name = name.to_owned();
-        index[start..]
-            .iter()
-            .take_while(move |(other, _)| *other == hash)
-            .map(|(_, id)| *id)
-            .filter(move |id| matches!(self.get(*id), Ok(Some(found)) if self.string_is(found.name, &name)))
+    fn beginning_like(&self, name: &str) -> &[u32] {
+        let part = usize::from(part(name.as_bytes()));
+        &self.ids[self.begins[part] as usize..self.begins[part + 1] as usize]
     }
 }
 
@@ -343,10 +302,17 @@ fn split_info(info: u32) -> (u32, bool, u32) {
     ((info >> 24) & 0x7f, info >> 31 == 1, info & 0xff_ffff)
 }
 
-/// FNV-1a of the bytes up to the first NUL.
-fn hash(name: &[u8]) -> u32 {
-    name.iter()
-        .take(HASHED_LEN)
-        .take_while(|byte| **byte != 0)
-        .fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+/// The part that a name belongs to, which ends with these bytes or with the first NUL in them: by its first eight bytes.
+fn part(name: &[u8]) -> u16 {
+    let first = name.first_chunk().copied().unwrap_or_else(|| {
+        let mut first = [0; 8];
+        first[..name.len()].copy_from_slice(name);
+        first
+    });
+    let word = u64::from_le_bytes(first);
+    // The lowest bit that is set is in the first byte that is zero.
+    let zeros = word.wrapping_sub(0x0101_0101_0101_0101) & !word & 0x8080_8080_8080_8080;
+    let before = if zeros == 0 { u64::MAX } else { (1 << (zeros.trailing_zeros() - 7)) - 1 };
+    // Fibonacci hashing: the upper bits of a product depend on all of the factor.
+    ((word & before).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - PART_BITS)) as u16
 }

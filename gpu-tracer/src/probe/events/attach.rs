@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::{
-    Ebpf, EbpfLoader,
+    Ebpf,
     maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf},
 };
 use zerocopy::IntoBytes;
@@ -27,6 +27,7 @@ use crate::{
     model::DeviceTable,
     probe::{
         OBJECT, ProbeError, layout,
+        loader::Loader,
         wanted::{self, Wanted},
     },
 };
@@ -145,9 +146,9 @@ impl EventSource {
         options: &Options,
         pins: Option<&Pins>,
     ) -> Result<Self, ProbeError> {
-        let mut loader = EbpfLoader::new();
+        let mut loader = Loader::begin()?.made();
         let classes = system_calls::classes();
-        loader.btf(None).override_global("KERNEL", layout, true).map_max_entries("EVENTS", ring_bytes);
+        loader.override_global("KERNEL", layout, true).map_max_entries("EVENTS", ring_bytes);
         loader.override_global("CALL_CLASSES", &classes[..], true);
         for (map, least) in OTHER_MAPS.into_iter().chain((!options.calls).then_some(CALLING)) {
             loader.map_max_entries(map, least);
