@@ -34,10 +34,13 @@ make_system() {
 [ $under_systemd = yes ] || make_system
 . /vm/plan
 . /vm/environment
-# Which boot with the same disk this is.
+# Which boot with the same disk this is, and which tests it is for.
 stage=1
 for word in $(cat /proc/cmdline); do
-	case $word in gpu_tracer.stage=*) stage=${word#*=} ;; esac
+	case $word in
+	gpu_tracer.stage=*) stage=${word#*=} ;;
+	gpu_tracer.part=*) part=${word#*=} ;;
+	esac
 done
 stty -F /dev/ttyS1 raw -echo cols 160 rows 50
 exec 3>/dev/ttyS1
@@ -239,18 +242,26 @@ run_suite() {
 		use_standin_driver >/run/loading 2>&1 || run_test 0 standin-driver::loads sh -c 'cat /run/loading; exit 1'
 		list_tests /opt/gpu-tracer/tests/vm_systemd >/run/list
 		run_listed /run/list 1
+	elif [ "$part" = general ]; then
+		run_general
+		hear_kernel
 	else
-		if [ $stage = 1 ]; then run_all; fi
+		if [ $stage = 1 ]; then
+			run_with_driver
+			hear_kernel
+		fi
 		run_boot
 	fi
 	status=0
 	[ "$(count failed)" = 0 ] || status=1
 }
 
-run_all() {
-	others=$(ls /opt/gpu-tracer/tests/* 2>/dev/null | grep -v -e '/vm_[^/]*$' -e '\.so$')
-	list_tests $others >/run/list
+run_general() {
+	list_tests $(ls /opt/gpu-tracer/tests/* 2>/dev/null | grep -v -e '/vm_[^/]*$' -e '\.so$') >/run/list
 	run_listed /run/list 2
+}
+
+run_with_driver() {
 	run_named standin-driver::selftest standin-selftest
 	# The driver's knobs are everybody's, so these tests come one after another.
 	list_tests $(ls /opt/gpu-tracer/tests/vm_* 2>/dev/null | grep -v -e '/vm_reboot$' -e '/vm_systemd$') >/run/list
@@ -259,6 +270,9 @@ run_all() {
 		use_standin_driver >/run/loading 2>&1 || run_test 0 standin-driver::loads sh -c 'cat /run/loading; exit 1'
 		run_listed /run/list 1
 	fi
+}
+
+hear_kernel() {
 	complaints >/run/complaints && run_test 0 kernel::does_not_complain sh -c 'cat /run/complaints; exit 1'
 }
 

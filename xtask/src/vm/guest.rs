@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result, bail};
 use super::cpio;
 use super::emulator::Fault;
 use super::protocol::{self, Ending, Report, Verdict};
+use super::suite::Part;
 
 /// A panic ends the machine, and so does what the kernel would otherwise try to survive. The check of the timer fails, and
 /// with it the boot, when this machine is too busy to emulate it in time. What an emulator has translated it uses again only where
@@ -64,6 +65,8 @@ pub(crate) struct Guest<'a> {
     pub(crate) stage: u8,
     /// The program that is its first process.
     pub(crate) init: &'a str,
+    /// Which tests it runs, if that is what it is for.
+    pub(crate) part: Option<Part>,
 }
 
 /// How a guest ended.
@@ -98,22 +101,31 @@ impl Guest<'_> {
                     let fault = self.fault().filter(|_| spoilt < MOST_SPOILT && self.stage == 1);
                     let Some(fault) = fault else { bail!("{error:#}\n{}", self.end_of_console()) };
                     spoilt += 1;
-                    eprintln!("vm: {error:#}: {fault}; another boot goes on");
+                    eprintln!("vm: {}{error:#}: {fault}; another boot goes on", self.which());
                     // What is to be found by a later boot is on the disk, which is made anew.
                     ended.extend(
                         progress.ended.into_iter().filter(|(name, _)| !name.starts_with("vm_reboot::")),
                     );
                     let done = ended.iter().map(|(name, _)| format!("{name}\n")).collect::<String>();
-                    initramfs = Some(with_file(self.initramfs, "vm/done", &done)?);
+                    let copy = self.console.with_extension("cpio");
+                    with_file(self.initramfs, &copy, "vm/done", &done)?;
+                    initramfs = Some(copy);
                 }
             }
         }
     }
 
     fn boot(&self, progress: &mut Progress) -> Result<Outcome> {
-        let line = SecondLine::new(self.nonce)?;
+        let line = SecondLine::new(self.nonce, self.part)?;
         let mut machine = Machine::start(self, &line.path)?;
-        self.follow(&line.lines, &mut machine, progress)
+        let outcome = self.follow(&line.lines, &mut machine, progress);
+        progress.tell();
+        outcome
+    }
+
+    /// For a line to a person: which of two guests it is about.
+    fn which(&self) -> String {
+        self.part.map_or_else(String::new, |part| format!("{}: ", part.name()))
     }
 
     fn follow(
@@ -149,17 +161,23 @@ impl Guest<'_> {
     fn hear(&self, line: &str, progress: &mut Progress) -> Result<()> {
         let (printed, report) = protocol::split(line, self.nonce);
         if !printed.is_empty() || report.is_none() {
-            println!("{printed}");
+            progress.said += printed;
+            progress.said.push('\n');
+        }
+        if self.part.is_none() {
+            progress.tell();
         }
         match report.transpose()? {
             None => {}
             Some(Report::Up { release }) => {
                 progress.is_up = true;
                 progress.end = Instant::now() + self.deadline;
-                eprintln!("vm: {release} is up after {:.1} s", progress.start.elapsed().as_secs_f64());
+                let seconds = progress.start.elapsed().as_secs_f64();
+                eprintln!("vm: {}{release} is up after {seconds:.1} s", self.which());
             }
             Some(Report::Test { name, ending, took_ms }) => {
-                show_test(&name, ending, took_ms);
+                progress.said += &test_line(&name, ending, took_ms);
+                progress.tell();
                 progress.ended.push((name, ending));
             }
             Some(Report::Hung { name }) => {
@@ -198,17 +216,15 @@ impl Guest<'_> {
     }
 }
 
-/// A copy of an archive of a guest's files with one more of them: the kernel unpacks one archive after the other.
-fn with_file(archive: &Path, path: &str, content: &str) -> Result<PathBuf> {
-    let copy = archive.with_extension("rest.cpio");
+/// Copies an archive of a guest's files, with one more of them: the kernel unpacks one archive after the other.
+fn with_file(archive: &Path, copy: &Path, path: &str, content: &str) -> Result<()> {
     let write = || {
-        fs::copy(archive, &copy)?;
-        let mut more = cpio::Writer::new(fs::File::options().append(true).open(&copy)?);
+        fs::copy(archive, copy)?;
+        let mut more = cpio::Writer::new(fs::File::options().append(true).open(copy)?);
         more.add(path, 0o644, &cpio::Kind::File(content.as_bytes()))?;
-        more.finish()
+        more.finish().map(drop)
     };
-    write().with_context(|| format!("cannot write {}", copy.display()))?;
-    Ok(copy)
+    write().with_context(|| format!("cannot write {}", copy.display()))
 }
 
 /// How far the guest is.
@@ -224,6 +240,8 @@ struct Progress {
     cut: bool,
     /// Tests that have ended, and how.
     ended: Vec<(String, Ending)>,
+    /// What is to be shown together: what a test has printed, and how it ended.
+    said: String,
 }
 
 impl Progress {
@@ -239,7 +257,13 @@ impl Progress {
             again: None,
             cut: false,
             ended: Vec::new(),
+            said: String::new(),
         }
+    }
+
+    /// Shows what there is to show, at once: other guests have something to say as well.
+    fn tell(&mut self) {
+        print!("{}", std::mem::take(&mut self.said));
     }
 
     fn outcome(&self) -> Option<Outcome> {
@@ -258,13 +282,13 @@ impl Progress {
     }
 }
 
-fn show_test(name: &str, ending: Ending, took_ms: u64) {
+fn test_line(name: &str, ending: Ending, took_ms: u64) -> String {
     let word = match ending {
         Ending::Ok => "ok",
         Ending::Failed => "FAILED",
         Ending::Ignored => "ignored",
     };
-    println!("test {name} ... {word} ({}.{:02} s)", took_ms / 1000, took_ms % 1000 / 10);
+    format!("test {name} ... {word} ({}.{:02} s)\n", took_ms / 1000, took_ms % 1000 / 10)
 }
 
 /// The second serial line: a socket, because QEMU then writes at once and this side can wait for it.
@@ -274,8 +298,9 @@ struct SecondLine {
 }
 
 impl SecondLine {
-    fn new(nonce: &str) -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("gpu-tracer-vm-{nonce}"));
+    fn new(nonce: &str, part: Option<Part>) -> Result<Self> {
+        let name = format!("gpu-tracer-vm-{nonce}{}", part.map_or("", Part::name));
+        let path = std::env::temp_dir().join(name);
         let listener =
             UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display()))?;
         let (send, lines) = mpsc::channel();
@@ -318,9 +343,9 @@ impl Machine {
         command.args(how).args(["-cpu", processor, "-m", "2G"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-vga", "none"]);
         command.arg("-kernel").arg(guest.image).arg("-initrd").arg(guest.initramfs);
-        command
-            .arg("-append")
-            .arg(format!("{BOOT_OPTIONS} rdinit={} gpu_tracer.stage={}", guest.init, guest.stage));
+        let part = guest.part.map_or_else(String::new, |part| format!(" gpu_tracer.part={}", part.name()));
+        let (init, stage) = (guest.init, guest.stage);
+        command.arg("-append").arg(format!("{BOOT_OPTIONS} rdinit={init} gpu_tracer.stage={stage}{part}"));
         if let Some(disk) = guest.disk {
             // What the guest has written is with this machine's kernel when QEMU ends, however it ends.
             command
@@ -336,11 +361,14 @@ impl Machine {
         }
         command.arg("-chardev").arg(format!("socket,id=report,path={}", escaped(second_line)));
         command.args(["-serial", "chardev:report"]);
-        // SAFETY: between fork and exec only prctl is called, which is async-signal-safe and takes numbers only.
+        // What keeps the processors busy leaves them to what looks at the clock.
+        let niceness = if guest.part == Some(Part::General) { 10 } else { 0 };
+        // SAFETY: between fork and exec only prctl and nice are called, which do nothing but a system call and take numbers only.
         unsafe {
-            command.pre_exec(|| {
+            command.pre_exec(move || {
                 // The guest does not outlive this program, however it ends.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                libc::nice(niceness);
                 Ok(())
             });
         }
@@ -384,6 +412,7 @@ mod tests {
             disk: None,
             stage: 1,
             init: "/init",
+            part: None,
         }
     }
 

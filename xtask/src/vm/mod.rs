@@ -7,7 +7,7 @@
 //! what runs inside.
 //!
 //! Test programs are the integration tests of `gpu-tracer-tests`. Those whose name begins with `vm_` run with the
-//! stand-in driver loaded, after all others; those of `vm_reboot` in several boots with one disk
+//! stand-in driver loaded, in a guest beside that of all others ([`suite`]); those of `vm_reboot` in several boots with one disk
 //! ([`disk`]), those of `vm_systemd` in one with systemd as first process ([`systemd`]).
 
 mod archive;
@@ -21,6 +21,7 @@ mod kernel;
 mod modules;
 mod needs;
 mod protocol;
+mod suite;
 mod systemd;
 mod toolchain;
 mod tree;
@@ -252,13 +253,12 @@ fn run(
         disk: Some(&disk),
         stage: 1,
         init: "/init",
+        part: None,
     };
-    let mut verdict = disk::run_all_boots(guest)?;
-    if plan.mode == Mode::Suite
-        && let Some(further) = systemd::run(&guest, &plan.filter)?
-    {
-        verdict = verdict.and(further);
-    }
+    let verdict = match plan.mode {
+        Mode::Suite => suite::run(&guest, &plan.filter)?,
+        Mode::Command(_) | Mode::Shell => disk::run_all_boots(guest)?,
+    };
     let seconds = start.elapsed().as_secs();
     match plan.mode {
         Mode::Suite if verdict.passed + verdict.failed == 0 => bail!("no test's name contains this filter"),

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result};
 use super::contents::PROGRAMS;
 use super::guest::Guest;
 use super::protocol::Verdict;
+use super::suite;
 use super::tree::Tree;
 use crate::child;
 use crate::debian::Need;
@@ -74,20 +75,18 @@ pub(super) fn add(tree: &mut Tree, workspace: &Workspace) -> Result<()> {
 }
 
 /// Boots the guest once more with systemd, if the filter allows any of the tests for that.
-pub(super) fn run(guest: &Guest<'_>, filter: &str) -> Result<Option<Verdict>> {
+pub(super) fn run(guest: &Guest<'_>, filter: &str) -> Result<Verdict> {
     if !is_wanted(filter) {
-        return Ok(None);
+        return Ok(Verdict::of([]));
     }
     let console = guest.console.with_file_name("console-systemd.log");
-    let guest = Guest { console: &console, init: FIRST, disk: None, ..*guest };
-    Ok(Some(guest.run()?.verdict))
+    let guest = Guest { console: &console, init: FIRST, ..*guest };
+    Ok(guest.run()?.verdict)
 }
 
-/// A filter is a list of parts of names, `program::test`, with commas between them.
 fn is_wanted(filter: &str) -> bool {
     let name = format!("{TESTS}::");
-    filter.is_empty()
-        || filter.split(',').any(|part| !part.is_empty() && (name.contains(part) || part.starts_with(TESTS)))
+    filter.is_empty() || suite::parts(filter).any(|part| name.contains(part) || part.starts_with(TESTS))
 }
 
 #[cfg(test)]
