@@ -48,7 +48,7 @@ fn is_orphan(evidence: &Evidence<'_>) -> bool {
     let holder = evidence.view.holders.iter().find(|holder| holder.carrier.tid == carrier.tid);
     holder.is_some_and(|holder| {
         let history = &holder.history;
-        let launcher = history.parent.filter(|_| history.fork_seen);
+        let launcher = history.parent.filter(|_| history.forked_ns.is_some());
         launcher.is_some_and(|launcher| launcher.tgid != carrier.ppid)
             || !history.reparented.entries().is_empty()
     })

@@ -190,8 +190,8 @@ impl Ledger {
         }
         self.processes.meet(parent.process, at_ns);
         let record = self.processes.meet(child.process, at_ns);
-        if !record.history.fork_seen {
-            record.history.fork_seen = true;
+        if record.history.forked_ns.is_none() {
+            record.history.forked_ns = Some(at_ns);
             record.history.parent = Some(parent.process);
             record.ppid.get_or_insert(parent.process.tgid);
             if record.history.comm.is_empty() {

@@ -157,8 +157,8 @@ fn origin(
     held: &mut HeldBy,
 ) -> ChangeKind {
     let opener = file.opened.as_ref().map(|opened| opened.task.process);
-    let fork_seen = processes.get(process).is_some_and(|record| record.history.fork_seen);
-    let after_look = scene.before.is_some_and(|before| process.start_ns > before.taken_ns);
+    let fork_seen = processes.get(process).is_some_and(|record| record.history.forked_ns.is_some());
+    let after_look = scene.before.is_some_and(|before| processes.is_younger(process, before.taken_ns));
     let complete_look = scene.before.is_some_and(|before| before.complete);
     let born_ns = file
         .opened

@@ -71,8 +71,8 @@ pub struct ExitSeen {
 pub struct ProcessHistory {
     /// The parent that forked it or, where the fork was not seen, the one it had when first seen.
     pub parent: Option<ProcessId>,
-    /// Was the fork itself seen?
-    pub fork_seen: bool,
+    /// When the fork was told, ns of boot time, if it was: it began when the process did, and had ended by then.
+    pub forked_ns: Option<u64>,
     /// The name of its leader now.
     pub comm: RawText,
     /// Changes of name, of any of its tasks.
@@ -200,8 +200,14 @@ impl Processes {
         holding(process)
             || self
                 .ancestors(process)
-                .take_while(|(_, child)| child.start_ns > looked_ns)
+                .take_while(|(_, child)| self.is_younger(*child, looked_ns))
                 .any(|(ancestor, _)| holding(ancestor))
+    }
+
+    /// May a look that began at `looked_ns` have missed it? It is not to be seen before its fork is nearly over.
+    pub(super) fn is_younger(&self, process: ProcessId, looked_ns: u64) -> bool {
+        let forked_ns = self.get(process).and_then(|record| record.history.forked_ns);
+        forked_ns.unwrap_or(process.start_ns) > looked_ns
     }
 
     /// Forgets processes that are not `named`, nor ancestors of those, nor heard of since `young_ns`.

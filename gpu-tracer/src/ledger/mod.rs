@@ -178,7 +178,8 @@ impl Ledger {
     fn relevant(&self, process: ProcessId) -> bool {
         let looked_ns = self.looked.map_or(0, |looked| looked.taken_ns);
         // What a process has touched it may have opened, and a child of it may have that since.
-        let mut young = self.processes.ancestors(process).take_while(|(_, child)| child.start_ns > looked_ns);
+        let ancestors = self.processes.ancestors(process);
+        let mut young = ancestors.take_while(|(_, child)| self.processes.is_younger(*child, looked_ns));
         self.processes.relevant(process, looked_ns)
             || self.touches.has(process)
             || young.any(|(ancestor, _)| self.touches.has(ancestor))

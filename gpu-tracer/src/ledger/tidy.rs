@@ -45,7 +45,7 @@ impl Ledger {
                     say(ChangeKind::Renamed { tid: task.tid, old, new });
                 }
             }
-            if history.parent.is_none() && !history.fork_seen {
+            if history.parent.is_none() && history.forked_ns.is_none() {
                 history.parent = parent;
             }
             let from = record.ppid.replace(task.ppid).filter(|from| *from != task.ppid);

@@ -73,6 +73,21 @@ fn a_grandchild_inherits_through_a_parent_nobody_ever_saw_holding() {
 }
 
 #[test]
+fn a_child_whose_fork_was_not_over_when_everything_was_looked_at_has_inherited_all_the_same() {
+    // It begins at 200,000; the look that does not show it yet begins later.
+    let mut ledger = ledger_with_an_opener();
+    let only_parent = || vec![task(10, 10)];
+    ledger.reconcile(&world(200_500, only_parent(), vec![device(1, GPU0, 1)], vec![fd(1, 10, 3)]));
+    ledger.apply(&forked(201_000, 10, 200));
+    assert!(!ledger.apply(&killed(202_000, 10, 200)).is_empty(), "who may have it by fork matters");
+    let tasks = vec![task(10, 10), task(200, 200)];
+    let both = vec![fd(1, 10, 3), fd(1, 200, 3)];
+    let drift = ledger.reconcile(&world(300_000, tasks, vec![device(1, GPU0, 2)], both));
+    let inherited = (Some(200), &ChangeKind::Inherited { from: process(10) });
+    assert!(said(&drift.changes).contains(&inherited), "{:?}", drift.changes);
+}
+
+#[test]
 fn a_process_that_was_there_before_without_the_file_was_handed_it() {
     let mut ledger = ledger_with_an_opener();
     let tasks = || vec![task(10, 10), Task { ppid: 10, ..task(20, 20) }];
