@@ -44,20 +44,30 @@ pub(crate) fn read<T: Copy>(base: u64, offset: u32) -> Option<T> {
     Some(unsafe { value.assume_init() })
 }
 
-/// As [`read`], for what need not be told from 0: 0 where nothing can be read. One path for the verifier to follow.
+/// As [`read`], for what need not be told from 0: 0 where nothing can be read, or the field is absent. One path for the verifier to
+/// follow instead of three.
 #[inline(always)]
-pub(crate) fn peek(base: u64, offset: u32) -> u64 {
-    let mut value = 0_u64;
+pub(crate) fn peek<T: Copy + Default>(base: u64, offset: u32) -> T {
+    if offset == ABSENT {
+        return T::default();
+    }
+    let mut value = core::mem::MaybeUninit::<T>::uninit();
     let source = (base + u64::from(offset)) as *const c_void;
-    // SAFETY: the helper checks the source, and fills the 8 bytes of the destination with zeros if it is not readable.
-    unsafe { bpf_probe_read_kernel((&raw mut value).cast(), 8, source) };
-    value
+    // SAFETY: the helper checks the source, and fills the destination, which is of that size, with zeros if it is not readable. Only
+    // plain integers and arrays of them are read.
+    unsafe {
+        bpf_probe_read_kernel(value.as_mut_ptr().cast(), size_of::<T>() as u32, source);
+        value.assume_init()
+    }
 }
 
 /// Fields of one struct, wherever they are read.
 pub(crate) trait Fields {
     /// Copy of the field at `offset`; `None` where it cannot be read or is absent.
     fn get<T: Copy>(&self, offset: u32) -> Option<T>;
+
+    /// The same; 0 where it cannot be read or is absent.
+    fn peek<T: Copy + Default>(&self, offset: u32) -> T;
 }
 
 /// A struct where it is, at this address: each field is read by itself.
@@ -68,6 +78,11 @@ impl Fields for InPlace {
     #[inline(always)]
     fn get<T: Copy>(&self, offset: u32) -> Option<T> {
         read(self.0, offset)
+    }
+
+    #[inline(always)]
+    fn peek<T: Copy + Default>(&self, offset: u32) -> T {
+        peek(self.0, offset)
     }
 }
 
@@ -98,6 +113,11 @@ impl<const WORDS: usize> Fields for Copied<WORDS> {
         let field = (&raw const self.words).cast::<u8>();
         // SAFETY: it lies within the copy, and fields are aligned; only plain integers are read.
         Some(unsafe { field.add(offset as usize).cast::<T>().read_volatile() })
+    }
+
+    #[inline(always)]
+    fn peek<T: Copy + Default>(&self, offset: u32) -> T {
+        self.get(offset).unwrap_or_default()
     }
 }
 

@@ -13,7 +13,7 @@ use gpu_tracer_common::{
     },
 };
 
-use crate::access::{Fields, InPlace, offset, read};
+use crate::access::{Fields, InPlace, offset, peek, read};
 
 /// Records for the user side, drained after every read of an iterator. Nobody is woken.
 #[map]
@@ -126,7 +126,7 @@ fn identity_of(file: &impl Fields) -> u64 {
     ];
     let mut hash = 0_u64;
     for at in parts {
-        hash = (hash ^ file.get::<u64>(at).unwrap_or(0)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash = (hash ^ file.peek::<u64>(at)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         hash ^= hash >> 32;
     }
     // 0 stands for none.
@@ -198,7 +198,7 @@ pub(crate) fn look_at_device(file: u64, found: &Found) -> Result<u16, Full> {
         && let Some(rdev) = read::<u32>(inode, offset!(inode_rdev))
         && is_wanted(rdev)
         // O_PATH descriptors never reached the device.
-        && read::<u32>(file, offset!(file_mode)).unwrap_or(0) & FMODE_PATH == 0
+        && peek::<u32>(file, offset!(file_mode)) & FMODE_PATH == 0
     {
         emit(found, FILE_DEVICE, file, rdev)?;
     }
@@ -238,8 +238,8 @@ pub(crate) fn look_at_ring(file: u64, found: &Found) -> Result<(), Full> {
     }
     // Where the table cannot be read here, the user side reads `/proc/PID/fdinfo` instead.
     if offset!(ring_known) != 0 {
-        let ring = read::<u64>(file, offset!(file_private_data)).unwrap_or(0);
-        if read::<u32>(ring, offset!(ring_nr_files)).unwrap_or(0) == 0 {
+        let ring = peek::<u64>(file, offset!(file_private_data));
+        if peek::<u32>(ring, offset!(ring_nr_files)) == 0 {
             return Ok(());
         }
     }

@@ -14,7 +14,7 @@ use aya_ebpf::{
 use gpu_tracer_common::snapshot::HOLD_MAP;
 
 use crate::{
-    access::{field, offset, pointer, read},
+    access::{field, offset, peek, pointer, read},
     holds::{BPF_F_NO_PREALLOC, Found, Full, look_at_device, look_at_file, may_be_of_interest},
     tasks::{IterMeta, TaskContext},
 };
@@ -117,7 +117,7 @@ pub(crate) fn space_to_show(context: *mut c_void) -> Option<Space> {
 
 #[inline(always)]
 fn walk_mm(mm: u64, tid: u32) -> Result<(), Full> {
-    let root = read::<u64>(mm, offset!(mm_tree_root)).unwrap_or(0);
+    let root = peek::<u64>(mm, offset!(mm_tree_root));
     let Some(tree) = TREE.get_ptr_mut(0) else { return Ok(()) };
     // `xa_is_node`: anything else is a tree of at most one mapping, which no process has.
     if !is_kernel_address(root) || root & 3 != 2 {
@@ -191,7 +191,7 @@ unsafe extern "C" fn visit_slot(slot: u32, _: *mut c_void) -> i64 {
         }
         (entry, (*tree).mm, (*tree).tid)
     };
-    let file = read::<u64>(entry, offset!(vma_file)).unwrap_or(0);
+    let file = peek::<u64>(entry, offset!(vma_file));
     // Most mappings are of nothing or of a library. One that is being freed may belong to another address space by now.
     if file == 0 || !may_be_of_interest(file) || read::<u64>(entry, offset!(vma_mm)) != Some(mm) {
         return 0;
@@ -200,8 +200,8 @@ unsafe extern "C" fn visit_slot(slot: u32, _: *mut c_void) -> i64 {
         kind: HOLD_MAP,
         tid,
         by: mm,
-        at: read::<u64>(entry, offset!(vma_start)).unwrap_or(0),
-        end: read::<u64>(entry, offset!(vma_end)).unwrap_or(0),
+        at: peek::<u64>(entry, offset!(vma_start)),
+        end: peek::<u64>(entry, offset!(vma_end)),
     };
     if look_at_file(file, &found).is_err() {
         // SAFETY: as above.

@@ -11,7 +11,7 @@ use aya_ebpf::{macros::map, maps::Array};
 use gpu_tracer_common::snapshot::HOLD_MAP;
 
 use crate::{
-    access::{MOST_ATTEMPTS, next_in_list, offset, read},
+    access::{MOST_ATTEMPTS, next_in_list, offset, peek, read},
     holds::{Found, Full, control, look_at_file, may_be_of_interest},
     mappings::{Space, space_to_show},
 };
@@ -64,14 +64,14 @@ fn walk_list(space: &Space) -> Result<(), Full> {
                 (*place).mm = 0;
                 return Ok(());
             }
-            let file = read::<u64>(vma, offset!(vma_file)).unwrap_or(0);
+            let file = peek::<u64>(vma, offset!(vma_file));
             if file != 0 && may_be_of_interest(file) {
                 let found = Found {
                     kind: HOLD_MAP,
                     tid: space.tid,
                     by: space.mm,
-                    at: read::<u64>(vma, offset!(vma_start)).unwrap_or(0),
-                    end: read::<u64>(vma, offset!(vma_end)).unwrap_or(0),
+                    at: peek::<u64>(vma, offset!(vma_start)),
+                    end: peek::<u64>(vma, offset!(vma_end)),
                 };
                 look_at_file(file, &found)?;
             }
@@ -87,7 +87,7 @@ fn walk_list(space: &Space) -> Result<(), Full> {
 unsafe fn begin_list(place: *mut Place) {
     // SAFETY: the caller's promise.
     unsafe {
-        (*place).vma = read::<u64>((*place).mm, offset!(mm_list)).unwrap_or(0);
+        (*place).vma = peek::<u64>((*place).mm, offset!(mm_list));
         (*place).before = 0;
     }
 }

@@ -14,7 +14,7 @@ use gpu_tracer_common::{
 };
 
 use crate::{
-    access::{offset, read},
+    access::{offset, peek, read},
     holds::{Found, Full, control, emit},
 };
 
@@ -50,14 +50,14 @@ pub(crate) fn list_once() -> Result<(), Full> {
     }
     // SAFETY: no arguments, no effects.
     let reader = unsafe { bpf_get_current_task() };
-    let proxy = read::<u64>(reader, offset!(task_nsproxy)).unwrap_or(0);
-    let first = read::<u64>(proxy, offset!(nsproxy_net_ns)).unwrap_or(0);
+    let proxy = peek::<u64>(reader, offset!(task_nsproxy));
+    let first = peek::<u64>(proxy, offset!(nsproxy_net_ns));
     // SAFETY: the only element of an array, which this program alone uses, by one reader at a time. The callback has the
     // signature `bpf_loop` wants.
     let (full, done) = unsafe {
         (*walk).namespace = first;
         (*walk).first = first;
-        (*walk).operations = read::<u64>(first, offset!(net_operations)).unwrap_or(0);
+        (*walk).operations = peek::<u64>(first, offset!(net_operations));
         (*walk).full = 0;
         (*walk).done = 0;
         if (*walk).operations != 0 {
@@ -81,8 +81,8 @@ unsafe extern "C" fn list_one(_: u32, _: *mut c_void) -> i64 {
         let namespace = (*walk).namespace;
         // The head of the list lies in no namespace.
         if read::<u64>(namespace, offset!(net_operations)) == Some((*walk).operations) {
-            let by = read::<u32>(namespace, offset!(net_inum)).unwrap_or(0);
-            let table = read::<u64>(namespace, offset!(net_unix_table)).unwrap_or(0);
+            let by = peek::<u32>(namespace, offset!(net_inum));
+            let table = peek::<u64>(namespace, offset!(net_unix_table));
             let found = Found { kind: HOLD_NAMESPACE, tid: 0, by: u64::from(by), at: 0, end: 0 };
             if table != 0 && emit(&found, FILE_NAMESPACE, table, 0).is_err() {
                 (*walk).full = 1;

@@ -14,7 +14,7 @@ use core::ffi::c_void;
 use gpu_tracer_common::snapshot::{FILE_DEVICE, HOLD_CHECKED, check_bits};
 
 use crate::{
-    access::{offset, read},
+    access::{offset, peek, read},
     holds::{Found, Full, character_device, emit},
     subjects::{all_subjects, next_subject, step},
 };
@@ -40,14 +40,14 @@ unsafe extern "C" fn look_at_next_again(_: u32, _: *mut c_void) -> i64 {
 #[inline(always)]
 fn look_again(file: u64) -> Result<(), Full> {
     let Some(rdev) = character_device(file) else { return Ok(()) };
-    let inode = read::<u64>(file, offset!(file_inode)).unwrap_or(0);
-    let dentry = read::<u64>(file, offset!(file_path_dentry)).unwrap_or(0);
+    let inode = peek::<u64>(file, offset!(file_inode));
+    let dentry = peek::<u64>(file, offset!(file_path_dentry));
     let references = if read::<u64>(dentry, offset!(dentry_inode)) == Some(inode) {
-        read::<i32>(dentry, offset!(dentry_lockref_count)).unwrap_or(0).max(0)
+        peek::<i32>(dentry, offset!(dentry_lockref_count)).max(0)
     } else {
         0
     };
-    let blob = read::<u64>(file, offset!(file_security)).unwrap_or(0);
+    let blob = peek::<u64>(file, offset!(file_security));
     let bits = if blob == 0 { 0 } else { check_bits::HAS_SECURITY_BLOB };
     let found = Found { kind: HOLD_CHECKED, tid: 0, by: dentry, at: references as u64, end: bits };
     emit(&found, FILE_DEVICE, file, rdev)

@@ -9,7 +9,7 @@ use aya_ebpf::{helpers::generated::bpf_loop, macros::map, maps::PerCpuArray};
 use gpu_tracer_common::snapshot::{FILE_SOCKET, HOLD_IN_FLIGHT, HOLD_UNACCEPTED};
 
 use crate::{
-    access::{MOST_ATTEMPTS, next_in_list, offset, read},
+    access::{MOST_ATTEMPTS, next_in_list, offset, peek, read},
     holds::{Found, Full, control, emit, look_at_in_flight},
     namespaces,
     tasks::IterMeta,
@@ -84,7 +84,7 @@ impl End {
     #[inline(always)]
     pub(crate) fn of_interest(socket: u64) -> Option<Self> {
         let listening = read::<u8>(socket, offset!(sock_state)) == Some(TCP_LISTEN);
-        if !listening && read::<u32>(socket, offset!(unix_nr_fds)).unwrap_or(0) == 0 {
+        if !listening && peek::<u32>(socket, offset!(unix_nr_fds)) == 0 {
             return None;
         }
         let file = read::<u64>(socket, offset!(sock_socket))
@@ -133,7 +133,7 @@ unsafe fn begin_queue(queue: *mut Queue) {
     // SAFETY: the caller's promise.
     unsafe {
         // The pointer to the first message is the first member of a queue.
-        (*queue).buffer = read::<u64>((*queue).head, 0).unwrap_or(0);
+        (*queue).buffer = peek::<u64>((*queue).head, 0);
         (*queue).before = (*queue).head;
     }
 }
@@ -177,8 +177,8 @@ unsafe extern "C" fn walk_message(_: u32, _: *mut c_void) -> i64 {
 /// An element of an accept queue: the half of the connection that nobody has accepted.
 #[inline(always)]
 pub(crate) fn look_at_connection(buffer: u64, by: u64, at: u64) -> Result<(), Full> {
-    let waiting = read::<u64>(buffer, offset!(skb_sk)).unwrap_or(0);
-    if read::<u32>(waiting, offset!(unix_nr_fds)).unwrap_or(0) == 0 {
+    let waiting = peek::<u64>(buffer, offset!(skb_sk));
+    if peek::<u32>(waiting, offset!(unix_nr_fds)) == 0 {
         return Ok(());
     }
     emit(&Found { kind: HOLD_UNACCEPTED, tid: 0, by, at, end: 0 }, FILE_SOCKET, waiting, 0)
@@ -190,8 +190,8 @@ pub(crate) fn look_at_connection(buffer: u64, by: u64, at: u64) -> Result<(), Fu
 /// As [`begin_queue`].
 #[inline(always)]
 unsafe fn look_at_message(queue: *mut Queue, buffer: u64) {
-    let list = read::<u64>(buffer, offset!(skb_unix_fp)).unwrap_or(0);
-    let count = read::<u16>(list, offset!(fp_count)).unwrap_or(0);
+    let list = peek::<u64>(buffer, offset!(skb_unix_fp));
+    let count = peek::<u16>(list, offset!(fp_count));
     if count == 0 {
         return;
     }
@@ -211,7 +211,7 @@ unsafe extern "C" fn walk_files(index: u32, _: *mut c_void) -> i64 {
         if index >= (*queue).count {
             return 1;
         }
-        let file = read::<u64>((*queue).files + u64::from(index) * 8, 0).unwrap_or(0);
+        let file = peek::<u64>((*queue).files + u64::from(index) * 8, 0);
         let end = (*queue).buffer + u64::from(index);
         (file, Found { kind: HOLD_IN_FLIGHT, tid: 0, by: (*queue).by, at: (*queue).inode, end })
     };

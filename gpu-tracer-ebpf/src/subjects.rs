@@ -18,7 +18,7 @@ use gpu_tracer_common::{
 };
 
 use crate::{
-    access::{offset, read},
+    access::{offset, peek, read},
     holds::{Found, Full, character_device, control, emit, is_wanted},
 };
 
@@ -139,18 +139,18 @@ fn look_at_driver_pin(file: u64) -> Result<(), Full> {
 
     let Some(rdev) = character_device(file) else { return Ok(()) };
     say_owners(file, rdev)?;
-    let private = read::<u64>(file, offset!(file_private_data)).unwrap_or(0);
+    let private = peek::<u64>(file, offset!(file_private_data));
     if !may_pin(rdev, private) {
         return Ok(());
     }
     let pin = Found { kind: HOLD_DRIVER_PIN, tid: 0, by: file, at: 0, end: 0 };
     if rdev >> 20 == NVIDIA_MAJOR {
         for (private_at, file_at) in CONTROL_FILE_AT {
-            let pinned = read::<u64>(private, file_at).unwrap_or(0);
+            let pinned = peek::<u64>(private, file_at);
             if pinned == 0 || pinned == file || character_device(pinned) != Some(NVIDIACTL) {
                 continue;
             }
-            let claimed = read::<u64>(private, private_at).unwrap_or(0);
+            let claimed = peek::<u64>(private, private_at);
             if claimed != 0 && read::<u64>(pinned, offset!(file_private_data)) == Some(claimed) {
                 return emit(&pin, FILE_DEVICE, pinned, NVIDIACTL);
             }
@@ -167,22 +167,22 @@ fn look_at_driver_pin(file: u64) -> Result<(), Full> {
 /// The module of these `file_operations`; 0 for none.
 #[inline(always)]
 pub(crate) fn owner_of_operations(operations: u64) -> u64 {
-    read::<u64>(operations, offset!(file_operations_owner)).unwrap_or(0)
+    peek::<u64>(operations, offset!(file_operations_owner))
 }
 
 /// The module of the device that this inode is a node of; 0 for none.
 #[inline(always)]
 pub(crate) fn owner_of_device(inode: u64) -> u64 {
-    let device = read::<u64>(inode, offset!(inode_cdev)).unwrap_or(0);
-    read::<u64>(device, offset!(cdev_owner)).unwrap_or(0)
+    let device = peek::<u64>(inode, offset!(inode_cdev));
+    peek::<u64>(device, offset!(cdev_owner))
 }
 
 /// An open file takes a reference to the module of its operations, and another to that of its device where the driver
 /// names one (`chrdev_open`). The kernel's count of these shows whether all files have been found.
 #[inline(always)]
 fn say_owners(file: u64, rdev: u32) -> Result<(), Full> {
-    let at = owner_of_operations(read::<u64>(file, offset!(file_op)).unwrap_or(0));
-    let end = owner_of_device(read::<u64>(file, offset!(file_inode)).unwrap_or(0));
+    let at = owner_of_operations(peek::<u64>(file, offset!(file_op)));
+    let end = owner_of_device(peek::<u64>(file, offset!(file_inode)));
     if at == 0 && end == 0 {
         return Ok(());
     }
@@ -222,8 +222,8 @@ fn look_for_mappings(file: u64) -> Result<(), Full> {
     if character_device(file).is_none() {
         return Ok(());
     }
-    let mapping = read::<u64>(file, offset!(file_mapping)).unwrap_or(0);
-    let root = read::<u64>(mapping, offset!(mapping_tree)).unwrap_or(0);
+    let mapping = peek::<u64>(file, offset!(file_mapping));
+    let root = peek::<u64>(mapping, offset!(mapping_tree));
     let Some(tree) = FILE_TREE.get_ptr_mut(0) else { return Ok(()) };
     if root == 0 {
         return Ok(());
@@ -258,9 +258,9 @@ unsafe extern "C" fn visit_mapping(_: u32, _: *mut c_void) -> i64 {
         let found = Found {
             kind: HOLD_MAP,
             tid: 0,
-            by: read::<u64>(vma, offset!(vma_mm)).unwrap_or(0),
-            at: read::<u64>(vma, offset!(vma_start)).unwrap_or(0),
-            end: read::<u64>(vma, offset!(vma_end)).unwrap_or(0),
+            by: peek::<u64>(vma, offset!(vma_mm)),
+            at: peek::<u64>(vma, offset!(vma_start)),
+            end: peek::<u64>(vma, offset!(vma_end)),
         };
         let rdev = character_device(file).unwrap_or(0);
         if emit(&found, FILE_DEVICE, file, rdev).is_err() {
@@ -269,8 +269,8 @@ unsafe extern "C" fn visit_mapping(_: u32, _: *mut c_void) -> i64 {
             return 1;
         }
     }
-    visit_later(tree, read::<u64>(node, offset!(node_left)).unwrap_or(0));
-    visit_later(tree, read::<u64>(node, offset!(node_right)).unwrap_or(0));
+    visit_later(tree, peek::<u64>(node, offset!(node_left)));
+    visit_later(tree, peek::<u64>(node, offset!(node_right)));
     0
 }
 
@@ -343,8 +343,8 @@ impl RingTable {
             return None;
         }
         let ring = read::<u64>(file, offset!(file_private_data))?;
-        let count = read::<u32>(ring, offset!(ring_nr_files)).unwrap_or(0).min(MAX_RING_FILES);
-        let address = read::<u64>(ring, offset!(ring_files)).unwrap_or(0);
+        let count = peek::<u32>(ring, offset!(ring_nr_files)).min(MAX_RING_FILES);
+        let address = peek::<u64>(ring, offset!(ring_files));
         if address == 0 { None } else { Some(Self { address, count }) }
     }
 }
@@ -380,9 +380,9 @@ unsafe extern "C" fn look_at_ring_slot(slot: u32, walk: *mut c_void) -> i64 {
 /// One slot of the table of the io_uring `ring`.
 #[inline(always)]
 fn look_at_slot(table: u64, ring: u64, slot: u64) -> Result<(), Full> {
-    let mut entry = read::<u64>(table + slot * 8, 0).unwrap_or(0);
+    let mut entry = peek::<u64>(table + slot * 8, 0);
     if offset!(ring_node_file) != ABSENT {
-        entry = read::<u64>(entry, offset!(ring_node_file)).unwrap_or(0);
+        entry = peek::<u64>(entry, offset!(ring_node_file));
     }
     let file = entry & !RING_FLAGS;
     match character_device(file) {

@@ -18,7 +18,7 @@ use gpu_tracer_common::{
 };
 
 use crate::{
-    access::{Copied, Fields as _, field, offset, pointer, read},
+    access::{Copied, Fields as _, field, offset, peek, pointer, read},
     holds::{
         BPF_F_NO_PREALLOC, FMODE_PATH, Found, Full, S_IFCHR, S_IFMT, control, emit_read, is_wanted,
         look_at_carrier, look_at_file, look_at_ring,
@@ -128,7 +128,7 @@ fn iter_tasks_only(context: *mut c_void) -> i32 {
         if learn_ring(tgid, tid, files) {
             return 0;
         }
-        write(&*context.meta, &describe(task, tgid, tid, files));
+        describe(&*context.meta, task, tgid, tid, files);
     }
     0
 }
@@ -150,13 +150,6 @@ unsafe fn identify(task: *mut c_void) -> (u32, u32, u64) {
 }
 
 #[inline(always)]
-fn write(meta: &IterMeta, record: &TaskRecord) {
-    let record: *const TaskRecord = record;
-    // SAFETY: the record is initialised, padding included, and `seq` is the iterator's own.
-    unsafe { bpf_seq_write(meta.seq.cast(), record.cast_mut().cast(), size_of::<TaskRecord>() as u32) };
-}
-
-#[inline(always)]
 fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
     let Some(control) = control() else { return Ok(()) };
     // SAFETY: `task` is the context's BTF pointer, checked for null.
@@ -174,7 +167,8 @@ fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
         }
     }
     if control.mode == mode::DEVICES {
-        write(meta, &describe(task, tgid, tid, files));
+        // SAFETY: as above.
+        unsafe { describe(meta, task, tgid, tid, files) };
     }
     Ok(())
 }
@@ -219,7 +213,7 @@ fn file_operations(files: u64, fd: u32) -> Option<u64> {
 #[inline(always)]
 fn walk_table(files: u64, tid: u32, pass: u32) -> Result<(), Full> {
     let Some(table) = read::<u64>(files, offset!(files_fdt)) else { return Ok(()) };
-    let max = read::<u32>(table, offset!(fdtable_max_fds)).unwrap_or(0).min(MAX_FDS);
+    let max = peek::<u32>(table, offset!(fdtable_max_fds)).min(MAX_FDS);
     let (Some(fds), Some(open)) =
         (read::<u64>(table, offset!(fdtable_fd)), read::<u64>(table, offset!(fdtable_open_fds)))
     else {
@@ -258,8 +252,7 @@ unsafe extern "C" fn walk_word(index: u32, _: *mut c_void) -> i64 {
     // SAFETY: the only element of a per-CPU array. At most 64 pointers go into a buffer of 64, and the helper checks their
     // source; the callback has the signature `bpf_loop` wants.
     unsafe {
-        if index < (*walk).first_word || read::<u64>((*walk).open + u64::from(index) * 8, 0).unwrap_or(0) == 0
-        {
+        if index < (*walk).first_word || peek::<u64>((*walk).open + u64::from(index) * 8, 0) == 0 {
             return 0;
         }
         let base = index * 64;
@@ -320,7 +313,7 @@ fn look_at_descriptor(walk: &mut Walk, file: u64, mut found: Found) -> Result<()
         let Some(mode) = read::<u16>(inode, offset!(inode_mode)) else { return Ok(()) };
         walk.inode = inode;
         walk.kind = u32::from(mode & S_IFMT);
-        walk.rdev = read::<u32>(inode, offset!(inode_rdev)).unwrap_or(0);
+        walk.rdev = peek::<u32>(inode, offset!(inode_rdev));
         walk.wanted = u64::from(mode & S_IFMT == S_IFCHR && is_wanted(walk.rdev));
         if walk.wanted != 0 {
             walk.device_owner = owner_of_device(inode);
@@ -337,25 +330,30 @@ fn look_at_descriptor(walk: &mut Walk, file: u64, mut found: Found) -> Result<()
             return look_at_file(file, &found);
         }
     }
-    if walk.copy.get::<u32>(offset!(file_mode)).unwrap_or(0) & FMODE_PATH != 0 {
+    if walk.copy.peek::<u32>(offset!(file_mode)) & FMODE_PATH != 0 {
         return Ok(());
     }
-    let operations = walk.copy.get::<u64>(offset!(file_op)).unwrap_or(0);
+    let operations = walk.copy.peek::<u64>(offset!(file_op));
     if operations != walk.operations {
         walk.operations = operations;
         walk.operations_owner = owner_of_operations(operations);
     }
-    let private = walk.copy.get::<u64>(offset!(file_private_data)).unwrap_or(0);
+    let private = walk.copy.peek::<u64>(offset!(file_private_data));
     if walk.device_owner | walk.operations_owner == 0 && !may_pin(walk.rdev, private) {
         found.end = fd_bits::PLAIN;
     }
     emit_read(&walk.copy, &found, FILE_DEVICE, file, walk.rdev)
 }
 
-#[inline(always)]
-fn describe(task: *mut c_void, tgid: u32, tid: u32, files: u64) -> TaskRecord {
+/// Writes the record of a task. Not inlined: the walk of its descriptors, which comes before, has none of the stack to spare that
+/// this takes.
+///
+/// # Safety
+/// `task` must be a BTF pointer that is not null.
+#[inline(never)]
+unsafe fn describe(meta: &IterMeta, task: *mut c_void, tgid: u32, tid: u32, files: u64) {
     let address = task as u64;
-    // SAFETY: `task` is a BTF pointer.
+    // SAFETY: the caller's promise.
     let (flags, state, exit_state, start_ns) = unsafe {
         (
             field::<u32>(task, offset!(task_flags)),
@@ -368,12 +366,12 @@ fn describe(task: *mut c_void, tgid: u32, tid: u32, files: u64) -> TaskRecord {
     let parent = pointer(task, offset!(task_real_parent));
     let credentials = pointer(task, offset!(task_real_cred));
     let (tgid_in_ns, pid_ns) = innermost_pid(pointer(task, offset!(task_group_leader)), tgid);
-    let net = read::<u64>(pointer(task, offset!(task_nsproxy)), offset!(nsproxy_net_ns)).unwrap_or(0);
-    TaskRecord {
+    let net = peek::<u64>(pointer(task, offset!(task_nsproxy)), offset!(nsproxy_net_ns));
+    let record = TaskRecord {
         header: Header::new(KIND_TASK),
         tgid,
         tid,
-        ppid: read::<u32>(parent, offset!(task_tgid)).unwrap_or(0),
+        ppid: peek::<u32>(parent, offset!(task_tgid)),
         uid: read::<u32>(credentials, offset!(cred_uid)).unwrap_or(u32::MAX),
         flags,
         state,
@@ -381,40 +379,40 @@ fn describe(task: *mut c_void, tgid: u32, tid: u32, files: u64) -> TaskRecord {
         bits: bits(address, flags, state, mm),
         tgid_in_ns,
         pid_ns,
-        net_ns: read::<u32>(net, offset!(net_inum)).unwrap_or(0),
+        net_ns: peek::<u32>(net, offset!(net_inum)),
         start_ns,
         files,
         mm,
-        comm: read::<[u8; 16]>(address, offset!(task_comm)).unwrap_or([0; 16]),
-    }
+        comm: peek::<[u8; 16]>(address, offset!(task_comm)),
+    };
+    let written: *const TaskRecord = &raw const record;
+    // SAFETY: the record is initialised, padding included, and `seq` is the iterator's own.
+    unsafe { bpf_seq_write(meta.seq.cast(), written.cast_mut().cast(), size_of::<TaskRecord>() as u32) };
 }
 
 /// PID of the thread group in its own namespace, and that namespace's inode number.
 #[inline(always)]
 fn innermost_pid(leader: u64, tgid: u32) -> (u32, u32) {
-    let pid = read::<u64>(leader, offset!(task_thread_pid)).unwrap_or(0);
+    let pid = peek::<u64>(leader, offset!(task_thread_pid));
     let Some(level) = read::<u32>(pid, offset!(pid_level)) else { return (tgid, 0) };
     // The kernel allows 32 levels.
     let number =
         pid + u64::from(offset!(pid_numbers)) + u64::from(level.min(32)) * u64::from(offset!(upid_size));
-    let namespace = read::<u64>(number, offset!(upid_ns)).unwrap_or(0);
-    (
-        read::<u32>(number, offset!(upid_nr)).unwrap_or(tgid),
-        read::<u32>(namespace, offset!(pid_ns_inum)).unwrap_or(0),
-    )
+    let namespace = peek::<u64>(number, offset!(upid_ns));
+    (read::<u32>(number, offset!(upid_nr)).unwrap_or(tgid), peek::<u32>(namespace, offset!(pid_ns_inum)))
 }
 
 #[inline(always)]
 fn bits(task: u64, flags: u32, state: u32, mm: u64) -> u32 {
-    let signal = read::<u64>(task, offset!(task_signal)).unwrap_or(0);
-    let own = read::<u64>(task, offset!(task_pending_signal)).unwrap_or(0);
-    let shared = read::<u64>(signal, offset!(signal_shared_pending_signal)).unwrap_or(0);
-    let group = read::<u32>(signal, offset!(signal_flags)).unwrap_or(0);
-    let jobctl = read::<u64>(task, offset!(task_jobctl)).unwrap_or(0);
+    let signal = peek::<u64>(task, offset!(task_signal));
+    let own = peek::<u64>(task, offset!(task_pending_signal));
+    let shared = peek::<u64>(signal, offset!(signal_shared_pending_signal));
+    let group = peek::<u32>(signal, offset!(signal_flags));
+    let jobctl = peek::<u64>(task, offset!(task_jobctl));
     let core = if offset!(signal_core_state) != ABSENT {
-        read::<u64>(signal, offset!(signal_core_state)).unwrap_or(0)
+        peek::<u64>(signal, offset!(signal_core_state))
     } else {
-        read::<u64>(mm, offset!(mm_core_state)).unwrap_or(0)
+        peek::<u64>(mm, offset!(mm_core_state))
     };
     let mut bits = 0;
     if (own | shared) & SIGKILL_BIT != 0 {

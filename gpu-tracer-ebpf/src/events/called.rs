@@ -20,7 +20,7 @@ use gpu_tracer_common::events::{
 
 use super::{account, argument, current_ref, emit, head, now, touched, tracked};
 use crate::{
-    access::{offset, read},
+    access::{offset, peek, read},
     holds::{character_device, is_socket, is_wanted},
 };
 
@@ -119,7 +119,7 @@ fn try_on_call(regs: u64, number: u64, entry: u8) -> Result<(), Drop> {
         }
         return Ok(());
     }
-    let files = read::<u64>(task, offset!(task_files)).unwrap_or(0);
+    let files = peek::<u64>(task, offset!(task_files));
     let first = read::<u64>(regs, offset!(regs_argument0)).ok_or(Drop::Unreadable)?;
     let second = read::<u64>(regs, offset!(regs_argument1)).ok_or(Drop::Unreadable)?;
     match class {
@@ -171,12 +171,12 @@ fn try_on_return(class: u8, result: i64) -> Result<(), Drop> {
         || class == call_class::MAP;
     let mut concerned = if sure { Concern::Device } else { Concern::Perhaps };
     if class >= call_class::RECEIVE && class <= call_class::TAKE {
-        let files = read::<u64>(task, offset!(task_files)).unwrap_or(0);
+        let files = peek::<u64>(task, offset!(task_files));
         // The last of the descriptors that it may have been given.
         let fd = if class == call_class::TAKE {
             result as u32
         } else {
-            read::<u32>(files, offset!(files_next_fd)).unwrap_or(0).wrapping_sub(1)
+            peek::<u32>(files, offset!(files_next_fd)).wrapping_sub(1)
         };
         if concern(files, fd) == Concern::Device {
             concerned = Concern::Device;
@@ -216,7 +216,7 @@ fn tell(class: u8, concerned: Concern) -> Result<(), Drop> {
 /// Is the task in a system call of a 32-bit program?
 #[inline(always)]
 fn is_compat(task: u64) -> bool {
-    read::<u32>(task, offset!(thread_word)).unwrap_or(0) & offset!(thread_compat) != 0
+    peek::<u32>(task, offset!(thread_word)) & offset!(thread_compat) != 0
 }
 
 /// What closing this descriptor may come to: it is a device's, or a unix socket's, in which devices may wait.

@@ -25,7 +25,7 @@ use gpu_tracer_common::{
 };
 
 use super::{account, comm_of, current_ref, emit, in_progress, is_over, now, task_ref, tracked};
-use crate::access::{offset, read};
+use crate::access::{offset, peek, read};
 
 /// Releases that have been left to a kernel thread, by the pointer that it gets, until it begins with them. Allocated
 /// beforehand, as programs at kprobes must have it.
@@ -77,7 +77,7 @@ fn on_open_end(context: *mut c_void) -> u32 {
 #[unsafe(link_section = "kprobe/map_begin")]
 fn on_map_begin(context: *mut c_void) -> u32 {
     let file: u64 = ProbeContext::new(context).arg(0).unwrap_or(0);
-    let inode = read::<u64>(file, offset!(file_inode)).unwrap_or(0);
+    let inode = peek::<u64>(file, offset!(file_inode));
     account(described(inode, file, 0).and_then(|call| in_progress::put(calls::MAP, &call)));
     0
 }
@@ -231,7 +231,7 @@ fn node(context: *mut c_void) -> (u64, u64) {
 
 #[inline(always)]
 fn private_data(file: u64) -> u64 {
-    read::<u64>(file, offset!(file_private_data)).unwrap_or(0)
+    peek::<u64>(file, offset!(file_private_data))
 }
 
 /// A call of the current task with this file. It is put down to the budget of its process.

@@ -20,7 +20,7 @@ use gpu_tracer_common::events::{
 
 use super::{EVENTS, account, argument, count, head, now, task_ref, tracked};
 use crate::{
-    access::{offset, read},
+    access::{offset, peek, read},
     holds::{FMODE_PATH, character_device, identity, is_wanted},
 };
 
@@ -113,7 +113,7 @@ fn try_on_exit(context: *mut c_void, walk: impl Fn(*mut Draft, u64) -> Result<()
     let is_last = record.head.detail & exit_bits::GROUP_DEAD != 0;
     let leaves_it_to_others = !is_leader
         && !is_last
-        && read::<u32>(table, offset!(files_count)).unwrap_or(0) > 1
+        && peek::<u32>(table, offset!(files_count)) > 1
         && read::<u64>(leader, offset!(task_files)).is_some_and(|leaders| leaders == table);
     if table == 0 || leaves_it_to_others {
         return send(draft, 0);
@@ -134,14 +134,14 @@ fn describe(context: *mut c_void, record: &mut ExitRecord) -> Result<u64, Drop> 
     } else {
         read::<i32>(signal, offset!(signal_live)) == Some(0)
     };
-    let table = read::<u64>(task, offset!(task_files)).unwrap_or(0);
+    let table = peek::<u64>(task, offset!(task_files));
     *record = ExitRecord {
         head: head(KIND_EXITING, if is_last { exit_bits::GROUP_DEAD } else { 0 }, task_ref(task)?),
-        exit_code: read::<i32>(task, offset!(task_exit_code)).unwrap_or(0),
+        exit_code: peek::<i32>(task, offset!(task_exit_code)),
         held: 0,
         table,
     };
-    Ok(read::<u64>(task, offset!(task_group_leader)).unwrap_or(0))
+    Ok(peek::<u64>(task, offset!(task_group_leader)))
 }
 
 /// Appends the draft to the ring. `detail` is for this record alone.
@@ -231,7 +231,7 @@ fn read_word(draft: *mut Draft, index: u32) -> Result<Option<u32>, Drop> {
     let slots = EXIT_SLOTS.get_ptr_mut(0).ok_or(Drop::Unreadable)?;
     // SAFETY: the only element, ours alone.
     let (held, open, max) = unsafe { ((*draft).record.held, (*draft).open, (*draft).max) };
-    if read::<u64>(open + u64::from(index) * 8, 0).unwrap_or(0) == 0 {
+    if peek::<u64>(open + u64::from(index) * 8, 0) == 0 {
         return Ok(None);
     }
     // So that the files of this word fit.
@@ -287,7 +287,7 @@ unsafe extern "C" fn walk_slot(slot: u32, _: *mut c_void) -> i64 {
         },
     };
     // O_PATH descriptors never reached the device, and need no flush.
-    if read::<u32>(file, offset!(file_mode)).unwrap_or(0) & FMODE_PATH != 0 {
+    if peek::<u32>(file, offset!(file_mode)) & FMODE_PATH != 0 {
         return 0;
     }
     // SAFETY: the only element, ours alone; a mask, as above.

@@ -36,7 +36,7 @@ use gpu_tracer_common::{
     snapshot::Header,
 };
 
-use crate::access::{increment, offset, read};
+use crate::access::{increment, offset, peek, read};
 
 /// Records for the user side. Whoever waits for it is woken when the ring was empty, so that an idle host wakes nobody
 /// and a busy one does so once for each time the ring is drained.
@@ -125,7 +125,7 @@ fn tgid_of(task: u64) -> Result<u32, Drop> {
 
 #[inline(always)]
 fn comm_of(task: u64) -> [u8; 16] {
-    read::<[u8; 16]>(task, offset!(task_comm)).unwrap_or([0; 16])
+    peek::<[u8; 16]>(task, offset!(task_comm))
 }
 
 /// Argument `index` of a raw tracepoint.

@@ -6,7 +6,7 @@ use aya_ebpf::helpers::generated::bpf_get_current_task;
 use gpu_tracer_common::events::{Drop, KIND_SIGNALLED, KIND_VICTIM, SignalRecord, TaskRef};
 
 use super::{account, argument, comm_of, emit, head, now, task_ref, tgid_of, tracked};
-use crate::access::{offset, read};
+use crate::access::{offset, peek, read};
 
 /// HUP INT QUIT ILL ABRT BUS FPE KILL SEGV TERM, CONT STOP TSTP, XCPU XFSZ SYS. The others that end a process by default
 /// (USR1, ALRM, PIPE, PROF, IO, real-time) are everyday messages between programs that expect them.
@@ -63,7 +63,7 @@ fn try_on_signal(signal: u32, info: u64, target: u64) -> Result<(), Drop> {
     };
     // SAFETY: no arguments, no effects.
     let sender = unsafe { bpf_get_current_task() };
-    let credentials = read::<u64>(sender, offset!(task_real_cred)).unwrap_or(0);
+    let credentials = peek::<u64>(sender, offset!(task_real_cred));
     emit(SignalRecord {
         head: head(KIND_SIGNALLED, signal, task_ref(target)?),
         sender: task_ref(sender)?,

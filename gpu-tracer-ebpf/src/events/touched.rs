@@ -98,7 +98,7 @@ fn try_on_touch(rdev: u32, access: u32, file_of: impl Fn(u64) -> Option<u64>) ->
         1 => detail |= access_bits::LAST_OF_WINDOW,
         _ => {}
     }
-    let table = read::<u64>(current, offset!(task_files)).unwrap_or(0);
+    let table = peek::<u64>(current, offset!(task_files));
     emit(TouchRecord {
         head: head(KIND_TOUCHED, detail, task),
         rdev,
@@ -258,15 +258,15 @@ fn may_be_file(word: u64, task: u64) -> bool {
 /// Is this the address of a file that somebody with these credentials is opening?
 #[inline(always)]
 fn is_being_opened(word: u64, cred: u64) -> bool {
-    peek(word, offset!(file_cred)) == cred
-        && peek(word, offset!(file_inode)) == 0
+    peek::<u64>(word, offset!(file_cred)) == cred
+        && peek::<u64>(word, offset!(file_inode)) == 0
         && references(&InPlace(word)) == 1
 }
 
 /// Has its process had more touches of this device in this window than are told?
 #[inline(always)]
 fn is_over_budget(rdev: u32, current: u64) -> bool {
-    let key = TouchKey { tgid: read::<u32>(current, offset!(task_tgid)).unwrap_or(0), rdev };
+    let key = TouchKey { tgid: peek::<u32>(current, offset!(task_tgid)), rdev };
     // SAFETY: a copy of an element that may be changed meanwhile; what is wrong for a moment costs time or a touch's file.
     let touches = unsafe { TOUCHES.get(key) };
     touches

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use aya::programs::loaded_programs;
 
-/// Instructions that the verifier may follow of one program: a twentieth of where it gives up. Linux 6.1 follows the most, 38,000.
+/// Instructions that the verifier may follow of one program: a fiftieth of where it gives up. Linux 7.2 follows the most, 10,200.
 /// What it refuses for their number keeps a processor busy for a second, or in an emulated machine for minutes, before a lesser
 /// program is taken.
-const MOST_VERIFIED: u32 = 50_000;
+const MOST_VERIFIED: u32 = 20_000;
 
 /// Checks that no program of the tracer that is loaded now made the verifier follow too many instructions, and that these are among
 /// them. `false` where the kernel does not tell (before Linux 5.16).
