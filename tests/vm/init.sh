@@ -91,8 +91,8 @@ why_not() {
 	done </vm/cannot
 }
 
-# run_test WORKER NAME COMMAND...: prints what the command printed only if it failed. How it ended goes to /run/endings. What fails
-# is run once more, and that is told: an emulated machine is so slow that what others do in between can spoil a test.
+# run_test WORKER NAME COMMAND...: prints what the command printed only if it failed. How it ended goes to /run/endings, unless it
+# failed and may be run again, which is told: it fails itself then.
 run_test() {
 	worker=$1
 	name=$2
@@ -100,17 +100,16 @@ run_test() {
 	began=$(milliseconds)
 	echo "$began $name" >/run/tests/$worker
 	attempt $worker "$@"
-	if [ $status != 0 ] && [ $worker != 0 ]; then
+	took=$(($(milliseconds) - began))
+	rm -f /run/tests/$worker
+	if [ $status != 0 ] && [ "$may_fail" = yes ]; then
 		(
 			flock 9
 			cat /run/output.$worker >&3
-			echo "$name: failed with status $status, and is run again" >&3
+			echo "$name: failed with status $status, and is run again when the others are done" >&3
 		) 9>/run/printing
-		echo "$(milliseconds) $name" >/run/tests/$worker
-		attempt $worker "$@"
+		return 1
 	fi
-	took=$(($(milliseconds) - began))
-	rm -f /run/tests/$worker
 	ending=ok
 	if [ $status != 0 ]; then
 		ending=failed
@@ -171,11 +170,13 @@ list_tests() {
 	done
 }
 
-# run_listed FILE WORKERS: runs the listed tests, each in a process of its own, so many at a time.
+# run_listed FILE WORKERS: runs the listed tests, each in a process of its own, so many at a time. What fails is run once more, alone:
+# an emulated machine is so slow that what others do in between can spoil a test.
 run_listed() {
-	rm -rf /run/claimed
+	rm -rf /run/claimed /run/failed
 	mkdir /run/claimed
 	worker=0
+	may_fail=yes
 	while [ $worker -lt "$2" ]; do
 		worker=$((worker + 1))
 		while read -r name program test; do
@@ -185,12 +186,18 @@ run_listed() {
 				tell $worker ignored 0 "$name"
 				continue
 			fi
-			run_test $worker "$name" "$program" --exact "$test" --nocapture
+			run_test $worker "$name" "$program" --exact "$test" --nocapture ||
+				echo "$name $program $test" >>/run/failed
 		done <"$1" &
 		workers="$workers $!"
 	done
 	wait $workers
 	workers=
+	may_fail=no
+	[ -e /run/failed ] || return 0
+	while read -r name program test; do
+		run_test 1 "$name" "$program" --exact "$test" --nocapture
+	done </run/failed
 }
 
 # run_named NAME COMMAND...: a test that is no Rust program.
