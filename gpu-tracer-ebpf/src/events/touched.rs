@@ -151,8 +151,8 @@ fn file_being_opened(task: u64, find: impl Fn(&mut Search)) -> Option<u64> {
     let cred = read::<u64>(task, offset!(task_cred))?;
     let nameidata = read::<u64>(task, offset!(task_nameidata)).filter(|at| *at != 0)?;
     if let Some(depth) = usual_depth() {
-        let word = peek(nameidata.wrapping_sub(depth), 0);
-        if may_be_file(word, task) && is_being_opened(word, cred) {
+        let word = file_in(nameidata.wrapping_sub(depth), task, cred);
+        if word != 0 {
             return Some(word);
         }
     }
@@ -180,12 +180,12 @@ struct Search {
 }
 
 impl Search {
-    /// Looks at a word; the first of them is the farthest from `nameidata`.
+    /// Looks at a word by this function; the first of them is the farthest from `nameidata`.
     #[inline(always)]
-    fn look_at(&mut self, index: u32) {
+    fn look_at(&mut self, index: u32, file_in: impl Fn(u64, u64, u64) -> u64) {
         let place = self.nameidata.wrapping_sub(u64::from(STACK_WORDS - index) * 8);
-        let word = peek(place, 0);
-        if may_be_file(word, self.task) && is_being_opened(word, self.cred) {
+        let word = file_in(place, self.task, self.cred);
+        if word != 0 {
             self.found = if self.found == self.nameidata || self.found == word { word } else { self.task };
             self.place = place;
         }
@@ -196,8 +196,22 @@ impl Search {
 #[inline(always)]
 fn one_by_one(search: &mut Search) {
     for index in 0..STACK_WORDS {
-        search.look_at(index);
+        search.look_at(index, file_in_word);
     }
+}
+
+/// [`file_in`] as a function that others could call: such a one is verified by itself, once, and not at each of the calls.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn file_in_word(place: u64, task: u64, cred: u64) -> u64 {
+    file_in(place, task, cred)
+}
+
+/// The file that a task with these credentials is opening whose address is at this place on its stack; 0 for none.
+#[inline(always)]
+fn file_in(place: u64, task: u64, cred: u64) -> u64 {
+    let word = peek(place, 0);
+    if may_be_file(word, task) && is_being_opened(word, cred) { word } else { 0 }
 }
 
 /// The same with `bpf_loop` (5.17), for which the verifier looks at one word instead of all of them. One, as Linux 7.2 would follow
@@ -211,7 +225,7 @@ fn in_a_loop(search: &mut Search) {
 #[inline(never)]
 unsafe extern "C" fn look_at_word(index: u32, search: *mut c_void) -> i64 {
     // SAFETY: `in_a_loop` passes a `Search` on its stack.
-    unsafe { &mut *search.cast::<Search>() }.look_at(index);
+    unsafe { &mut *search.cast::<Search>() }.look_at(index, file_in);
     0
 }
 
