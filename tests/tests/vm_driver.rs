@@ -6,7 +6,9 @@ mod half_a_minute;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gpu_tracer_tests::harness::{Answer, Daemon, HeldFile, Holder, Watch, eventually};
+use gpu_tracer_tests::harness::{
+    Answer, Daemon, HeldFile, Holder, Watch, eventually, programs_are_interrupted,
+};
 use gpu_tracer_tests::incident::driver;
 use gpu_tracer_tests::proc;
 use rustix::time::{ClockId, clock_gettime};
@@ -103,8 +105,12 @@ fn holder(answer: &Answer, pid: u32) -> &Holder {
     found.unwrap_or_else(|| panic!("no holder {pid} in\n{}", answer.text))
 }
 
+/// What was lost and need not have been.
 fn losses(daemon: &Daemon) -> u64 {
-    daemon.status()["losses"].as_object().expect("by cause").values().filter_map(Value::as_u64).sum()
+    let status = daemon.status();
+    let by_cause = status["losses"].as_object().expect("by cause");
+    let avoidable = by_cause.iter().filter(|(cause, _)| *cause != "missed" || !programs_are_interrupted());
+    avoidable.filter_map(|(_, count)| count.as_u64()).sum()
 }
 
 /// Blocks the release of a killed process in one way, and compares what is told with what is.

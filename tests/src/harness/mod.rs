@@ -32,6 +32,15 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
+/// Does this kernel let tasks interrupt programs at tracepoints, so that what happens on that processor meanwhile is not told, but
+/// counted as missed (Linux 7.0)?
+#[must_use]
+pub fn programs_are_interrupted() -> bool {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy();
+    release.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major >= 7)
+}
+
 /// Asks until the answer is there; panics with `what` when `deadline` has passed.
 pub fn eventually<T>(what: &str, deadline: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
     poll::until(what, deadline, || Ok(ask())).unwrap_or_else(|error| panic!("{error:#}"))

@@ -1,7 +1,8 @@
-//! All tests, in two guests side by side: what keeps the processors busy in one, and in the other what needs the stand-in
+//! All tests, in two guests at a time: what keeps the processors busy in one, and in the other what needs the stand-in
 //! driver and mostly waits. In one guest they would disturb each other: as long as a task is stuck in the driver nobody can say that
 //! anything else is free.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context as _, Result};
@@ -16,10 +17,12 @@ const WITH_DRIVER: [&str; 2] = ["vm_", "standin-driver"];
 /// Which tests a guest runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Those that need no driver, and then, with systemd as first process, those of the unit.
+    /// Those that need no driver.
     General,
     /// Those that need it, and then, in further boots with one disk, those of what outlives a boot.
     Driver,
+    /// Those of the unit, with systemd as first process.
+    Unit,
 }
 
 impl Part {
@@ -28,6 +31,7 @@ impl Part {
         match self {
             Self::General => "general",
             Self::Driver => "driver",
+            Self::Unit => "unit",
         }
     }
 }
@@ -39,16 +43,16 @@ pub(super) fn run(guest: &Guest<'_>, filter: &str) -> Result<Verdict> {
     let console = guest.console.with_file_name("console-general.log");
     let general = Guest { part: Some(Part::General), console: &console, disk: None, ..*guest };
     let driver = Guest { part: Some(Part::Driver), ..*guest };
-    let first = || -> Result<Verdict> {
-        let mut verdict = Verdict::of([]);
-        if wants_general(filter) {
-            verdict = general.run()?.verdict;
-        }
-        Ok(verdict.and(systemd::run(&general, filter)?))
+    let first = || if wants_general(filter) { Ok(general.run()?.verdict) } else { Ok(Verdict::of([])) };
+    // Whichever is done first goes on with the unit's.
+    let is_taken = AtomicBool::new(false);
+    let and_unit = |verdict: Verdict| -> Result<Verdict> {
+        let is_taken = is_taken.swap(true, Ordering::Relaxed);
+        Ok(if is_taken { verdict } else { verdict.and(systemd::run(guest, filter)?) })
     };
     thread::scope(|scope| {
-        let first = scope.spawn(|| told(Part::General, first()));
-        let second = told(Part::Driver, disk::run_all_boots(driver));
+        let first = scope.spawn(|| told(Part::General, first().and_then(and_unit)));
+        let second = told(Part::Driver, disk::run_all_boots(driver).and_then(and_unit));
         let first = first.join().unwrap_or_else(|panicked| std::panic::resume_unwind(panicked));
         first.zip(second).map(|(first, second)| first.and(second)).context("no verdict on all of it")
     })

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use super::contents::PROGRAMS;
 use super::guest::Guest;
 use super::protocol::Verdict;
-use super::suite;
+use super::suite::{self, Part};
 use super::tree::Tree;
 use crate::child;
 use crate::debian::Need;
@@ -80,7 +80,7 @@ pub(super) fn run(guest: &Guest<'_>, filter: &str) -> Result<Verdict> {
         return Ok(Verdict::of([]));
     }
     let console = guest.console.with_file_name("console-systemd.log");
-    let guest = Guest { console: &console, init: FIRST, ..*guest };
+    let guest = Guest { console: &console, init: FIRST, part: Some(Part::Unit), disk: None, ..*guest };
     Ok(guest.run()?.verdict)
 }
 
