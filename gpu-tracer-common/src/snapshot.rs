@@ -182,6 +182,8 @@ pub mod mode {
     pub const CARRIERS: u32 = 1;
     /// Report nothing; learn `io_uring_fops` from the reader's descriptor named in the control block.
     pub const LEARN_RING: u32 = 2;
+    /// Report nothing; learn where the kernel keeps the reader's unix socket, whose descriptor is named in the control block.
+    pub const LEARN_SOCKET: u32 = 3;
 }
 
 /// Instructions to the iterator programs and their state between reads: the single element of the `CONTROL` map.
@@ -190,7 +192,7 @@ pub mod mode {
 pub struct Control {
     /// One of [`mode`].
     pub mode: u32,
-    /// For [`mode::LEARN_RING`]: the reader's own descriptor of an io_uring.
+    /// For [`mode::LEARN_RING`] and [`mode::LEARN_SOCKET`]: the reader's own descriptor.
     pub learn_fd: u32,
     /// Times that the ring was full and the element had to be repeated.
     pub full: u32,
@@ -198,6 +200,10 @@ pub struct Control {
     pub list_namespaces: u32,
     /// `f_op` of io_uring files; 0 while unknown.
     pub ring_fops: u64,
+    /// After [`mode::LEARN_SOCKET`]: the socket.
+    pub sock: u64,
+    /// What points to it in its list: the list's head, or the socket before it.
+    pub sock_behind: u64,
     /// fd table in which the walk stopped because the ring was full.
     pub resume_table: u64,
     /// First slot not reported of that table.
@@ -209,7 +215,7 @@ pub struct Control {
     /// Elements of `SUBJECTS` in use.
     pub subjects: u32,
 }
-const _: () = assert!(size_of::<Control>() == 56);
+const _: () = assert!(size_of::<Control>() == 72);
 
 /// Elements of the `SUBJECTS` map.
 pub const MAX_SUBJECTS: u32 = 16_384;

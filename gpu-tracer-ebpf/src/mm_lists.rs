@@ -14,10 +14,11 @@ use crate::{
     access::{MOST_ATTEMPTS, next_in_list, offset, peek, read},
     holds::{Found, Full, control, look_at_file, may_be_of_interest},
     mappings::{Space, space_to_show},
+    subjects::stepped,
 };
 
 /// Mappings that one run looks at. Old verifiers follow each round of a loop by itself.
-const IN_ONE_RUN: u32 = 32;
+const IN_ONE_RUN: u32 = 256;
 
 /// How far a walk has come. Not per CPU: the reader may be moved between two runs.
 #[repr(C)]
@@ -50,35 +51,53 @@ fn iter_mm_lists(context: *mut c_void) -> i32 {
 
 #[inline(always)]
 fn walk_list(space: &Space) -> Result<(), Full> {
-    let Some(place) = MM_LIST.get_ptr_mut(0) else { return Ok(()) };
-    // SAFETY: the only element of an array, which this program alone uses, by one reader at a time.
-    unsafe {
-        if (*place).mm != space.mm {
-            (*place).mm = space.mm;
-            (*place).attempts = 0;
-            begin_list(place);
-        }
-        for _ in 0..IN_ONE_RUN {
-            let vma = (*place).vma;
-            if vma == 0 {
-                (*place).mm = 0;
-                return Ok(());
-            }
-            let file = peek::<u64>(vma, offset!(vma_file));
-            if file != 0 && may_be_of_interest(file) {
-                let found = Found {
-                    kind: HOLD_MAP,
-                    tid: space.tid,
-                    by: space.mm,
-                    at: peek::<u64>(vma, offset!(vma_start)),
-                    end: peek::<u64>(vma, offset!(vma_end)),
-                };
-                look_at_file(file, &found)?;
-            }
-            next_mapping(place);
+    for _ in 0..IN_ONE_RUN {
+        match step_in_mm_list(space.mm, space.tid) {
+            stepped::ON => {}
+            stepped::TO_THE_END => return Ok(()),
+            _ => return Err(Full),
         }
     }
     Err(Full)
+}
+
+/// The next step of the walk of this task's mappings; one of [`stepped`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn step_in_mm_list(mm: u64, tid: u32) -> u32 {
+    stepped::from(try_step(mm, tid))
+}
+
+/// Is that the end?
+#[inline(always)]
+fn try_step(mm: u64, tid: u32) -> Result<bool, Full> {
+    let Some(place) = MM_LIST.get_ptr_mut(0) else { return Ok(true) };
+    // SAFETY: the only element of an array, which this program alone uses, by one reader at a time.
+    unsafe {
+        if (*place).mm != mm {
+            (*place).mm = mm;
+            (*place).attempts = 0;
+            begin_list(place);
+        }
+        let vma = (*place).vma;
+        if vma == 0 {
+            (*place).mm = 0;
+            return Ok(true);
+        }
+        let file = peek::<u64>(vma, offset!(vma_file));
+        if file != 0 && may_be_of_interest(file) {
+            let found = Found {
+                kind: HOLD_MAP,
+                tid,
+                by: mm,
+                at: peek::<u64>(vma, offset!(vma_start)),
+                end: peek::<u64>(vma, offset!(vma_end)),
+            };
+            look_at_file(file, &found)?;
+        }
+        next_mapping(place);
+    }
+    Ok(false)
 }
 
 /// # Safety

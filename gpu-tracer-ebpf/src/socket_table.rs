@@ -15,11 +15,11 @@ use crate::{
     access::{MOST_ATTEMPTS, next_in_list, offset, peek},
     holds::{Found, Full, control, look_at_in_flight},
     sockets::{End, look_at_connection},
-    subjects::{all_subjects, next_subject, step_into},
+    subjects::{all_subjects, next_subject, step_into, stepped},
 };
 
 /// Steps that one run makes: from a socket, a message or a descriptor to the next. Old verifiers follow each by itself.
-const IN_ONE_RUN: u32 = 16;
+const IN_ONE_RUN: u32 = 256;
 
 /// How far the walk of a chain has come. Not per CPU: the reader may be moved between two runs.
 #[repr(C)]
@@ -65,23 +65,32 @@ fn iter_socket_tables(_: *mut c_void) -> i32 {
 
 #[inline(never)]
 unsafe extern "C" fn step_of_next(_: u32, _: *mut c_void) -> i64 {
-    step_into(|chain| SOCKET_CHAIN.get_ptr_mut(0).map_or(Ok(true), |place| step_in_chain(chain, place)))
+    step_into(step_in_chain)
 }
 
 #[inline(always)]
 fn walk_chain(chain: u64) -> Result<(), Full> {
-    let Some(place) = SOCKET_CHAIN.get_ptr_mut(0) else { return Ok(()) };
     for _ in 0..IN_ONE_RUN {
-        if step_in_chain(chain, place)? {
-            return Ok(());
+        match step_in_socket_chain(chain) {
+            stepped::ON => {}
+            stepped::TO_THE_END => return Ok(()),
+            _ => return Err(Full),
         }
     }
     Err(Full)
 }
 
-/// The next step of the walk of a chain. `place`: the element of [`SOCKET_CHAIN`]. Is that its end?
+/// [`step_in_chain`]; one of [`stepped`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn step_in_socket_chain(chain: u64) -> u32 {
+    stepped::from(step_in_chain(chain))
+}
+
+/// The next step of the walk of a chain. Is that its end?
 #[inline(always)]
-fn step_in_chain(chain: u64, place: *mut Place) -> Result<bool, Full> {
+fn step_in_chain(chain: u64) -> Result<bool, Full> {
+    let Some(place) = SOCKET_CHAIN.get_ptr_mut(0) else { return Ok(true) };
     // SAFETY: the only element of an array, which this program alone uses, by one reader at a time.
     unsafe {
         if (*place).chain != chain {

@@ -92,6 +92,26 @@ pub(crate) fn step_into(look: impl Fn(u64) -> Result<bool, Full>) -> i64 {
     }
 }
 
+/// What a step of a walk tells, as functions that others could call do it. Without `bpf_loop` a verifier follows every round of a loop,
+/// but such a function it verifies by itself, once.
+pub(crate) mod stepped {
+    use super::Full;
+
+    pub(crate) const ON: u32 = 0;
+    pub(crate) const TO_THE_END: u32 = 1;
+    /// The ring is.
+    const FULL: u32 = 2;
+
+    #[inline(always)]
+    pub(crate) fn from(step: Result<bool, Full>) -> u32 {
+        match step {
+            Ok(false) => ON,
+            Ok(true) => TO_THE_END,
+            Err(Full) => FULL,
+        }
+    }
+}
+
 /// Are there subjects that nobody has looked at? After a loop over all of them: the ring is full.
 #[inline(always)]
 pub(crate) fn are_left() -> bool {
@@ -287,7 +307,7 @@ fn visit_later(tree: *mut FileTree, node: u64) {
 }
 
 /// Slots of a ring's table that one run looks at without `bpf_loop`. Old verifiers follow each by itself.
-const SLOTS_IN_ONE_RUN: u32 = 16;
+const SLOTS_IN_ONE_RUN: u32 = 256;
 
 /// How far the walk of a ring's table has come. Not per CPU: the reader may be moved between two runs.
 #[repr(C)]
@@ -309,23 +329,41 @@ fn iter_rings_in_steps(_: *mut c_void) -> i32 {
 
 #[inline(always)]
 fn step_into_ring(file: u64) -> Result<(), Full> {
-    let (Some(table), Some(place)) = (RingTable::of(file), RING_PLACE.get_ptr_mut(0)) else { return Ok(()) };
+    for _ in 0..SLOTS_IN_ONE_RUN {
+        match step_in_ring(file) {
+            stepped::ON => {}
+            stepped::TO_THE_END => return Ok(()),
+            _ => return Err(Full),
+        }
+    }
+    Err(Full)
+}
+
+/// The next step of the walk of a ring's table; one of [`stepped`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn step_in_ring(file: u64) -> u32 {
+    stepped::from(try_step_in_ring(file))
+}
+
+/// Is that its end?
+#[inline(always)]
+fn try_step_in_ring(file: u64) -> Result<bool, Full> {
+    let (Some(table), Some(place)) = (RingTable::of(file), RING_PLACE.get_ptr_mut(0)) else { return Ok(true) };
     // SAFETY: the only element of an array, which this program alone uses, by one reader at a time.
     unsafe {
         if (*place).ring != file {
             (*place).ring = file;
             (*place).slot = 0;
         }
-        for _ in 0..SLOTS_IN_ONE_RUN {
-            if (*place).slot >= u64::from(table.count) {
-                (*place).ring = 0;
-                return Ok(());
-            }
-            look_at_slot(table.address, file, (*place).slot)?;
-            (*place).slot += 1;
+        if (*place).slot >= u64::from(table.count) {
+            (*place).ring = 0;
+            return Ok(true);
         }
+        look_at_slot(table.address, file, (*place).slot)?;
+        (*place).slot += 1;
     }
-    Err(Full)
+    Ok(false)
 }
 
 /// The table of an io_uring.

@@ -125,7 +125,7 @@ fn iter_tasks_only(context: *mut c_void) -> i32 {
     // SAFETY: `meta` is never null; `task` is a BTF pointer, checked for null.
     unsafe {
         let (tgid, tid, files) = identify(task);
-        if learn_ring(tgid, tid, files) {
+        if learn(tgid, tid, files) {
             return 0;
         }
         describe(&*context.meta, task, tgid, tid, files);
@@ -154,7 +154,7 @@ fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
     let Some(control) = control() else { return Ok(()) };
     // SAFETY: `task` is the context's BTF pointer, checked for null.
     let (tgid, tid, files) = unsafe { identify(task) };
-    if learn_ring(tgid, tid, files) {
+    if learn(tgid, tid, files) {
         return Ok(());
     }
     // A copy of our own: the helpers take no pointer into the iterator's memory.
@@ -173,16 +173,26 @@ fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
     Ok(())
 }
 
-/// Is this [`mode::LEARN_RING`]? Then learns, if the task is the one that asks.
+/// Is this [`mode::LEARN_RING`] or [`mode::LEARN_SOCKET`]? Then learns, if the task is the one that asks.
 #[inline(always)]
-fn learn_ring(tgid: u32, tid: u32, files: u64) -> bool {
+fn learn(tgid: u32, tid: u32, files: u64) -> bool {
     let Some(control) = control() else { return false };
-    if control.mode != mode::LEARN_RING {
+    let is_ring = control.mode == mode::LEARN_RING;
+    if !is_ring && control.mode != mode::LEARN_SOCKET {
         return false;
     }
     // An iterator runs in the context of its reader, whatever PID namespace that is in.
-    if u64::from(tgid) == bpf_get_current_pid_tgid() >> 32 && tid == tgid {
-        control.ring_fops = file_operations(files, control.learn_fd).unwrap_or(0);
+    if u64::from(tgid) != bpf_get_current_pid_tgid() >> 32 || tid != tgid {
+        return true;
+    }
+    let file = file_of_own(files, control.learn_fd);
+    if is_ring {
+        control.ring_fops = peek(file, offset!(file_op));
+    } else {
+        let socket = peek::<u64>(file, offset!(file_private_data));
+        control.sock = peek(socket, offset!(socket_sk));
+        // The second member of its node.
+        control.sock_behind = peek(control.sock + 8, offset!(sock_node));
     }
     true
 }
@@ -202,12 +212,12 @@ fn is_shown(task: *mut c_void, files: u64, is_thread: bool, session: u64) -> boo
     shown == Some(&session)
 }
 
+/// The file at a descriptor that is in use.
 #[inline(always)]
-fn file_operations(files: u64, fd: u32) -> Option<u64> {
-    let table = read::<u64>(files, offset!(files_fdt))?;
-    let slots = read::<u64>(table, offset!(fdtable_fd))?;
-    let file = read::<u64>(slots + u64::from(fd) * 8, 0)?;
-    read::<u64>(file, offset!(file_op))
+fn file_of_own(files: u64, fd: u32) -> u64 {
+    let table = peek::<u64>(files, offset!(files_fdt));
+    let slots = peek::<u64>(table, offset!(fdtable_fd));
+    peek::<u64>(slots + u64::from(fd) * 8, 0)
 }
 
 #[inline(always)]

@@ -51,8 +51,8 @@ static DRAFT: PerCpuArray<Draft> = PerCpuArray::with_max_entries(1, 0);
 static EXIT_SLOTS: PerCpuArray<[u64; SLOTS_PER_WORD]> = PerCpuArray::with_max_entries(1, 0);
 
 const SLOTS_PER_WORD: usize = 64;
-/// Words of the table that are looked at where the verifier follows each descriptor by itself.
-const WORDS_WITHOUT_LOOP: u32 = 16;
+/// Words of the table that are looked at where the verifier follows each of them by itself.
+const WORDS_WITHOUT_LOOP: u32 = 256;
 /// `sysctl_nr_open` cannot exceed this.
 const MAX_FDS: u32 = 1 << 30;
 
@@ -180,17 +180,28 @@ fn walk_in_steps(draft: *mut Draft, files: u64) -> Result<(), Drop> {
         if index * 64 >= max {
             return Ok(());
         }
-        let Some(wanted) = read_word(draft, index)? else { continue };
-        for slot in 0..SLOTS_PER_WORD as u32 {
-            if slot < wanted {
-                walk_exit_slot(slot);
-            }
+        if walk_exit_word(index) != 0 {
+            return Ok(());
         }
     }
     if max > WORDS_WITHOUT_LOOP * 64 { Err(Drop::TableTooLong) } else { Ok(()) }
 }
 
-/// [`walk_slot`] as a function that others could call: such a one is verified by itself, once, and not at each of a thousand calls.
+/// [`walk_word`] as a function that others could call: such a one is verified by itself, once, and not at each of its calls. So is that
+/// for each descriptor.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn walk_exit_word(index: u32) -> i32 {
+    let slots = |wanted| {
+        for slot in 0..SLOTS_PER_WORD as u32 {
+            if slot < wanted {
+                walk_exit_slot(slot);
+            }
+        }
+    };
+    walk_slots(index, slots) as i32
+}
+
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn walk_exit_slot(slot: u32) -> i32 {
@@ -217,14 +228,21 @@ fn begin_walk(draft: *mut Draft, files: u64) -> Result<u32, Drop> {
 /// 64 descriptors, by one word of the table's bitmap of open descriptors.
 #[inline(never)]
 unsafe extern "C" fn walk_word(index: u32, _: *mut c_void) -> i64 {
+    // SAFETY: the callback has the signature `bpf_loop` wants.
+    walk_slots(index, |wanted| _ = unsafe { bpf_loop(wanted, walk_slot as *mut c_void, ptr::null_mut(), 0) })
+}
+
+/// The descriptors of one word, so many of [`EXIT_SLOTS`] by this walk. 1: no further word.
+#[inline(always)]
+fn walk_slots(index: u32, walk: impl Fn(u32)) -> i64 {
     let Some(draft) = DRAFT.get_ptr_mut(0) else { return 1 };
     match read_word(draft, index) {
-        Ok(Some(wanted)) => {
-            // SAFETY: the callback has the signature `bpf_loop` wants.
-            unsafe { bpf_loop(wanted, walk_slot as *mut c_void, ptr::null_mut(), 0) };
+        Ok(wanted) => {
+            if let Some(wanted) = wanted {
+                walk(wanted);
+            }
             0
         }
-        Ok(None) => 0,
         Err(drop) => {
             count(drop);
             1

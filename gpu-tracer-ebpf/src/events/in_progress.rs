@@ -154,12 +154,7 @@ impl Search {
     /// Is it the one that has this place?
     #[inline(always)]
     fn look_at(&mut self, index: u32) -> bool {
-        let Some(slot) = RELEASES.get_ptr_mut(index) else { return false };
-        // SAFETY: in a map's value; volatile, as others write there.
-        let (tid, its) = unsafe {
-            ((&raw const (*slot).tid).read_volatile(), (&raw const (*slot).call.work).read_volatile())
-        };
-        let found = tid != 0 && its == self.work;
+        let found = leaves(index, self.work);
         if found {
             self.found = index;
         }
@@ -167,21 +162,29 @@ impl Search {
     }
 }
 
+/// May the release that has this place leave this to a kernel thread?
 #[inline(always)]
-fn search(work: u64, through_all: impl Fn(&mut Search)) -> Option<Call> {
-    let mut search = Search { work, found: CALL_SLOTS };
-    through_all(&mut search);
+fn leaves(index: u32, work: u64) -> bool {
+    let Some(slot) = RELEASES.get_ptr_mut(index) else { return false };
+    // SAFETY: in a map's value; volatile, as others write there.
+    let (tid, its) =
+        unsafe { ((&raw const (*slot).tid).read_volatile(), (&raw const (*slot).call.work).read_volatile()) };
+    tid != 0 && its == work
+}
+
+#[inline(always)]
+fn release_at(index: u32) -> Option<Call> {
     // SAFETY: in a map's value. Should its task be just returning, then it is in `DEFERRED` as well, and the same.
-    RELEASES.get_ptr_mut(search.found).map(|slot| unsafe { (*slot).call })
+    RELEASES.get_ptr_mut(index).map(|slot| unsafe { (*slot).call })
 }
 
 /// The release in progress that may leave this to a kernel thread.
 #[inline(always)]
 pub(super) fn release_of(work: u64) -> Option<Call> {
+    let mut search = Search { work, found: CALL_SLOTS };
     // SAFETY: the callback has the signature `bpf_loop` wants and the context outlives the call.
-    search(work, |search| unsafe {
-        bpf_loop(CALL_SLOTS, look_at_slot as *mut c_void, (&raw mut *search).cast(), 0);
-    })
+    unsafe { bpf_loop(CALL_SLOTS, look_at_slot as *mut c_void, (&raw mut search).cast(), 0) };
+    release_at(search.found)
 }
 
 #[inline(never)]
@@ -190,10 +193,24 @@ unsafe extern "C" fn look_at_slot(index: u32, search: *mut c_void) -> i64 {
     i64::from(unsafe { &mut *search.cast::<Search>() }.look_at(index))
 }
 
-/// The same for kernels without `bpf_loop` (before 5.17): their verifier follows every step.
+/// The same for kernels without `bpf_loop` (before 5.17).
 #[inline(always)]
 pub(super) fn release_of_unrolled(work: u64) -> Option<Call> {
-    search(work, |search| _ = (0..CALL_SLOTS).any(|index| search.look_at(index)))
+    release_at(place_of_release(work))
+}
+
+/// Its place; [`CALL_SLOTS`]: none. A function that others could call, and so is what looks at a place: the verifier follows every
+/// round of the loop, but not what is called in it, nor what comes after it for every place that may have been found.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn place_of_release(work: u64) -> u32 {
+    (0..CALL_SLOTS).find(|index| is_place_of_release(*index, work) != 0).unwrap_or(CALL_SLOTS)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn is_place_of_release(index: u32, work: u64) -> u32 {
+    u32::from(leaves(index, work))
 }
 
 /// A task is gone. What it was doing in the driver must have returned, and if it is still remembered nobody was told.

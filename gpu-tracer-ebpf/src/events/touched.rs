@@ -9,7 +9,7 @@ use core::ffi::c_void;
 use aya_ebpf::{
     helpers::generated::{bpf_get_current_task, bpf_loop},
     macros::map,
-    maps::{Array, LruHashMap},
+    maps::{Array, LruHashMap, PerCpuArray},
 };
 use gpu_tracer_common::events::{
     Drop, KIND_TOUCHED, MAX_TOUCHES, NO_FD, TOUCHES_PER_WINDOW, TaskRef, TouchKey, TouchRecord, Touches,
@@ -180,31 +180,55 @@ struct Search {
 }
 
 impl Search {
-    /// Looks at a word by this function; the first of them is the farthest from `nameidata`.
+    /// Of the words; the first is the farthest from `nameidata`.
     #[inline(always)]
-    fn look_at(&mut self, index: u32, file_in: impl Fn(u64, u64, u64) -> u64) {
-        let place = self.nameidata.wrapping_sub(u64::from(STACK_WORDS - index) * 8);
+    fn place_of(&self, index: u32) -> u64 {
+        self.nameidata.wrapping_sub(u64::from(STACK_WORDS - index) * 8)
+    }
+
+    /// Looks at the word there; was it one?
+    #[inline(always)]
+    fn look_at(&mut self, place: u64) -> bool {
         let word = file_in(place, self.task, self.cred);
         if word != 0 {
             self.found = if self.found == self.nameidata || self.found == word { word } else { self.task };
             self.place = place;
         }
+        word != 0
     }
 }
 
 /// All words, one by one.
 #[inline(always)]
 fn one_by_one(search: &mut Search) {
+    let Some(place) = FOUND_AT.get_ptr_mut(0) else { return };
+    let (first, unsearched) = (search.place_of(0), search.found);
     for index in 0..STACK_WORDS {
-        search.look_at(index, file_in_word);
+        search.found =
+            found_in_word(first + u64::from(index) * 8, search.task, search.cred, search.found, unsearched);
     }
+    // SAFETY: the only element; volatile, as a task may have been interrupted by others that write there. A wrong place costs the next
+    // search its time.
+    search.place = unsafe { place.read_volatile() };
 }
 
-/// [`file_in`] as a function that others could call: such a one is verified by itself, once, and not at each of the calls.
+/// [`Search::place`] of [`found_in_word`].
+#[map]
+static FOUND_AT: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+
+/// [`Search::found`] after a look at the word at this place. A function that others could call: such a one is verified by itself, once,
+/// and not at each of the calls.
 #[unsafe(no_mangle)]
 #[inline(never)]
-fn file_in_word(place: u64, task: u64, cred: u64) -> u64 {
-    file_in(place, task, cred)
+fn found_in_word(place: u64, task: u64, cred: u64, found: u64, nameidata: u64) -> u64 {
+    let mut search = Search { task, cred, nameidata, found, place };
+    if search.look_at(place)
+        && let Some(place) = FOUND_AT.get_ptr_mut(0)
+    {
+        // SAFETY: as above.
+        unsafe { place.write_volatile(search.place) };
+    }
+    search.found
 }
 
 /// The file that a task with these credentials is opening whose address is at this place on its stack; 0 for none.
@@ -225,7 +249,8 @@ fn in_a_loop(search: &mut Search) {
 #[inline(never)]
 unsafe extern "C" fn look_at_word(index: u32, search: *mut c_void) -> i64 {
     // SAFETY: `in_a_loop` passes a `Search` on its stack.
-    unsafe { &mut *search.cast::<Search>() }.look_at(index, file_in);
+    let search = unsafe { &mut *search.cast::<Search>() };
+    search.look_at(search.place_of(index));
     0
 }
 

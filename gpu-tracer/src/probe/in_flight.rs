@@ -9,10 +9,12 @@ use std::{
 };
 
 use gpu_tracer_common::snapshot::{
-    FILE_SOCKET, HOLD_IN_FLIGHT, HOLD_NAMESPACE, HOLD_UNACCEPTED, HoldRecord, UNIX_CHAINS, mode,
+    FILE_SOCKET, HOLD_IN_FLIGHT, HOLD_NAMESPACE, HOLD_UNACCEPTED, HoldRecord, mode,
 };
 
-use super::{Iterators, ProbeError, netns, programs::Sockets, snapshot::not_followed, sys};
+use super::{
+    Iterators, ProbeError, netns, programs::Sockets, snapshot::not_followed, socket_table::chains_of, sys,
+};
 use crate::model::{Missing, Task, counted};
 
 impl Iterators {
@@ -180,9 +182,4 @@ impl Iterators {
 
 fn unseen(why: String) -> Missing {
     Missing { what: "in-flight", why }
-}
-
-/// The chains of a table of unix sockets.
-pub(super) fn chains_of(table: u64) -> impl Iterator<Item = u64> {
-    (0..UNIX_CHAINS).map(move |chain| table + chain * size_of::<u64>() as u64)
 }

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, ErrorKind, Read},
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
     sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     thread,
@@ -153,6 +153,7 @@ impl Iterators {
             _ebpf: ebpf,
         };
         iterators.rings = iterators.learn_rings(layout.ring_known != 0)?;
+        iterators.learn_socket_table()?;
         Ok(iterators)
     }
 
@@ -190,13 +191,8 @@ impl Iterators {
     fn learn_rings(&mut self, known: bool) -> Result<RingAccess, ProbeError> {
         let operations = match ring::create() {
             Ok(ring) => {
-                self.start(mode::LEARN_RING, |control| {
-                    control.learn_fd = ring.as_raw_fd() as u32;
-                })?;
-                let link = self.tasks.try_clone().map_err(ProbeError::Thread)?;
-                self.read_pass("task", sys::open_iterator(link.as_fd())?, &mut Vec::new())?;
-                let control = self.control.get(&0, 0).map_err(on("CONTROL"))?;
-                Some(control.0.ring_fops).filter(|address| *address != 0)
+                let learnt = self.learn(mode::LEARN_RING, ring.as_fd())?;
+                Some(learnt.ring_fops).filter(|address| *address != 0)
             }
             Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => return Ok(RingAccess::NotThere),
             Err(_) => None,
@@ -210,6 +206,14 @@ impl Iterators {
                 "io_uring is disabled for this process and /proc/kallsyms hides its address".into(),
             )),
         }
+    }
+
+    /// Lets the task program look at a file of our own; the control block with what it has learnt.
+    pub(super) fn learn(&mut self, mode: u32, own: BorrowedFd<'_>) -> Result<Control, ProbeError> {
+        self.start(mode, |control| control.learn_fd = own.as_raw_fd() as u32)?;
+        let link = self.tasks.try_clone().map_err(ProbeError::Thread)?;
+        self.read_pass("task", sys::open_iterator(link.as_fd())?, &mut Vec::new())?;
+        Ok(self.control.get(&0, 0).map_err(on("CONTROL"))?.0)
     }
 
     /// Tells the programs which device numbers to report.

@@ -31,6 +31,7 @@ mod programs;
 mod records;
 mod ring;
 pub mod snapshot;
+mod socket_table;
 mod subjects;
 mod sys;
 pub mod waiting;

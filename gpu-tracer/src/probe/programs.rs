@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use aya::{Btf as AyaBtf, Ebpf, Endianness, programs::Iter};
 use gpu_tracer_common::layout::{ABSENT, KernelLayout};
 
-use super::{ProbeError, in_flight::chains_of, kallsyms, sys};
+use super::{ProbeError, sys};
 use crate::kernel::btf::Btf;
 
 /// What the kernel's iterators are in its types: functions.
@@ -56,7 +56,7 @@ impl Mappings {
 pub(super) enum Sockets {
     /// By `iter/unix`, in one network namespace after the other (5.17+), and where nobody can go by the tables that it lists (6.0+).
     Iterator { each: OwnedFd, tables: Optional },
-    /// By the kernel's table of all of them, whose chains are at these addresses (before 6.0).
+    /// By the kernel's table of all of them (before 6.0), whose chains are at these addresses when that has been learnt.
     Table(OwnedFd, Vec<u64>),
     /// Not at all, and why.
     Unseen(String),
@@ -72,13 +72,9 @@ impl Sockets {
             }
             Err(error) => error.to_string(),
         };
-        let Some(table) = kallsyms::address_of(kallsyms::UNIX_SOCKETS) else {
-            return Self::Unseen(refusal);
-        };
-        match link(ebpf, "iter_socket_table", "task", kernel) {
-            Ok(link) => Self::Table(link, chains_of(table).collect()),
-            Err(error) => Self::Unseen(error.to_string()),
-        }
+        tracing::debug!(refusal, "unix sockets cannot be iterated over; falling back to their table");
+        link(ebpf, "iter_socket_table", "task", kernel)
+            .map_or_else(|error| Self::Unseen(error.to_string()), |link| Self::Table(link, Vec::new()))
     }
 }
 
