@@ -155,5 +155,7 @@ pub struct KernelLayout {
     pub thread_word: u32,
     /// Bits of it that say that the task is in a system call of a 32-bit program. Not an offset.
     pub thread_compat: u32,
+    /// Non-zero where what is longer than 48 bits is no address, but is not refused. Not an offset.
+    pub short_addresses: u32,
 }
-const _: () = assert!(size_of::<KernelLayout>() == 108 * 4);
+const _: () = assert!(size_of::<KernelLayout>() == 109 * 4);

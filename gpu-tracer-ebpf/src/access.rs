@@ -61,6 +61,23 @@ pub(crate) fn peek<T: Copy + Default>(base: u64, offset: u32) -> T {
     }
 }
 
+/// The pointer at `base + offset` in memory that may have been given to somebody else by now, as an address that one may try to read
+/// at; 0 where there is none.
+///
+/// What is there may be no pointer. The kernel refuses to read at what is no address, but for some that are too long
+/// ([`KernelLayout::short_addresses`]): of these the upper bits are made what they have to be, so that they are addresses at which
+/// there may be nothing.
+#[inline(always)]
+pub(crate) fn follow(base: u64, offset: u32) -> u64 {
+    as_address(peek(base, offset))
+}
+
+/// [`follow`], where the pointer has been read already.
+#[inline(always)]
+pub(crate) fn as_address(word: u64) -> u64 {
+    if offset!(short_addresses) != 0 { ((word << 16) as i64 >> 16) as u64 } else { word }
+}
+
 /// Fields of one struct, wherever they are read.
 pub(crate) trait Fields {
     /// Copy of the field at `offset`; `None` where it cannot be read or is absent.
@@ -136,7 +153,7 @@ const POINTER: u32 = 8;
 pub(crate) fn next_in_list(element: u64, link: u32, before: u64, head: u64) -> Option<u64> {
     let next = read::<u64>(element, link)?;
     let back = read::<u64>(element, link + POINTER)?;
-    (back == before || back == head).then_some(next)
+    (back == before || back == head).then_some(as_address(next))
 }
 
 /// A typed load from a pointer that the verifier knows: checked against BTF at load time, no helper call.

@@ -13,7 +13,7 @@ use gpu_tracer_common::{
     },
 };
 
-use crate::access::{Fields, InPlace, offset, peek, read};
+use crate::access::{Fields, InPlace, follow, offset, peek, read};
 
 /// Records for the user side, drained after every read of an iterator. Nobody is woken.
 #[map]
@@ -151,7 +151,7 @@ pub(crate) fn references(file: &impl Fields) -> u64 {
 /// Device number of a character device file; `None` for anything else.
 #[inline(always)]
 pub(crate) fn character_device(file: u64) -> Option<u32> {
-    let inode = read::<u64>(file, offset!(file_inode))?;
+    let inode = follow(file, offset!(file_inode));
     let mode = read::<u16>(inode, offset!(inode_mode))?;
     if mode & S_IFMT == S_IFCHR { read::<u32>(inode, offset!(inode_rdev)) } else { None }
 }
@@ -159,9 +159,8 @@ pub(crate) fn character_device(file: u64) -> Option<u32> {
 /// Is this file a socket?
 #[inline(always)]
 pub(crate) fn is_socket(file: u64) -> bool {
-    let mode =
-        read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
-    mode.unwrap_or(0) & S_IFMT == S_IFSOCK
+    let inode = follow(file, offset!(file_inode));
+    peek::<u16>(inode, offset!(inode_mode)) & S_IFMT == S_IFSOCK
 }
 
 #[inline(always)]
@@ -191,7 +190,7 @@ pub(crate) fn look_at_file(file: u64, found: &Found) -> Result<(), Full> {
 /// Is this file a GPU device? Then say so. Returns the type bits of its inode.
 #[inline(always)]
 pub(crate) fn look_at_device(file: u64, found: &Found) -> Result<u16, Full> {
-    let Some(inode) = read::<u64>(file, offset!(file_inode)) else { return Ok(S_IFMT) };
+    let inode = follow(file, offset!(file_inode));
     let Some(mode) = read::<u16>(inode, offset!(inode_mode)) else { return Ok(S_IFMT) };
     let kind = mode & S_IFMT;
     if kind == S_IFCHR
@@ -208,9 +207,8 @@ pub(crate) fn look_at_device(file: u64, found: &Found) -> Result<u16, Full> {
 /// Could [`look_at_file`] find anything in this file? A quick no for regular files, which most are.
 #[inline(always)]
 pub(crate) fn may_be_of_interest(file: u64) -> bool {
-    let mode =
-        read::<u64>(file, offset!(file_inode)).and_then(|inode| read::<u16>(inode, offset!(inode_mode)));
-    mode.is_some_and(|mode| mode & S_IFMT == S_IFCHR || mode & S_IFMT == 0)
+    let inode = follow(file, offset!(file_inode));
+    read::<u16>(inode, offset!(inode_mode)).is_some_and(|mode| mode & S_IFMT == S_IFCHR || mode & S_IFMT == 0)
 }
 
 /// In-flight files may be sockets themselves, which may carry more.
@@ -238,7 +236,7 @@ pub(crate) fn look_at_ring(file: u64, found: &Found) -> Result<(), Full> {
     }
     // Where the table cannot be read here, the user side reads `/proc/PID/fdinfo` instead.
     if offset!(ring_known) != 0 {
-        let ring = peek::<u64>(file, offset!(file_private_data));
+        let ring = follow(file, offset!(file_private_data));
         if peek::<u32>(ring, offset!(ring_nr_files)) == 0 {
             return Ok(());
         }

@@ -11,7 +11,7 @@ use aya_ebpf::{macros::map, maps::Array};
 use gpu_tracer_common::snapshot::HOLD_MAP;
 
 use crate::{
-    access::{MOST_ATTEMPTS, next_in_list, offset, peek, read},
+    access::{MOST_ATTEMPTS, follow, next_in_list, offset, peek, read},
     holds::{Found, Full, control, look_at_file, may_be_of_interest},
     mappings::{Space, space_to_show},
     subjects::stepped,
@@ -84,7 +84,7 @@ fn try_step(mm: u64, tid: u32) -> Result<bool, Full> {
             (*place).mm = 0;
             return Ok(true);
         }
-        let file = peek::<u64>(vma, offset!(vma_file));
+        let file = follow(vma, offset!(vma_file));
         if file != 0 && may_be_of_interest(file) {
             let found = Found {
                 kind: HOLD_MAP,
@@ -106,7 +106,7 @@ fn try_step(mm: u64, tid: u32) -> Result<bool, Full> {
 unsafe fn begin_list(place: *mut Place) {
     // SAFETY: the caller's promise.
     unsafe {
-        (*place).vma = peek::<u64>((*place).mm, offset!(mm_list));
+        (*place).vma = follow((*place).mm, offset!(mm_list));
         (*place).before = 0;
     }
 }

@@ -14,7 +14,7 @@ use core::ffi::c_void;
 use gpu_tracer_common::snapshot::{FILE_DEVICE, HOLD_CHECKED, check_bits};
 
 use crate::{
-    access::{offset, peek, read},
+    access::{follow, offset, peek, read},
     holds::{Found, Full, character_device, emit},
     subjects::{all_subjects, next_subject, step},
 };
@@ -41,7 +41,7 @@ unsafe extern "C" fn look_at_next_again(_: u32, _: *mut c_void) -> i64 {
 fn look_again(file: u64) -> Result<(), Full> {
     let Some(rdev) = character_device(file) else { return Ok(()) };
     let inode = peek::<u64>(file, offset!(file_inode));
-    let dentry = peek::<u64>(file, offset!(file_path_dentry));
+    let dentry = follow(file, offset!(file_path_dentry));
     let references = if read::<u64>(dentry, offset!(dentry_inode)) == Some(inode) {
         peek::<i32>(dentry, offset!(dentry_lockref_count)).max(0)
     } else {

@@ -12,7 +12,7 @@ use gpu_tracer_common::snapshot::HOLD_IN_FLIGHT;
 use core::ffi::c_void;
 
 use crate::{
-    access::{MOST_ATTEMPTS, next_in_list, offset, peek},
+    access::{MOST_ATTEMPTS, follow, next_in_list, offset, peek},
     holds::{Found, Full, control, look_at_in_flight},
     sockets::{End, look_at_connection},
     subjects::{all_subjects, next_subject, step_into, stepped},
@@ -119,7 +119,7 @@ fn step_in_chain(chain: u64) -> Result<bool, Full> {
 unsafe fn begin_chain(place: *mut Place) {
     // SAFETY: the caller's promise.
     unsafe {
-        (*place).node = peek::<u64>((*place).chain, 0);
+        (*place).node = follow((*place).chain, 0);
         (*place).before = (*place).chain;
         (*place).buffer = 0;
         (*place).attempts_at_queue = 0;
@@ -166,7 +166,7 @@ unsafe fn begin_queue(place: *mut Place) {
         let Some(end) = End::of_interest(socket) else { return next_socket(place) };
         (*place).head = socket + u64::from(offset!(sock_receive_queue));
         // The pointer to the first message is the first member of a queue.
-        (*place).buffer = peek::<u64>((*place).head, 0);
+        (*place).buffer = follow((*place).head, 0);
         (*place).before_buffer = (*place).head;
         (*place).by = end.by;
         (*place).inode = end.inode;
@@ -185,11 +185,11 @@ unsafe fn look_at_message(place: *mut Place) -> Result<(), Full> {
     // SAFETY: the caller's promise.
     unsafe {
         let (buffer, at) = ((*place).buffer, (*place).files);
-        let list = peek::<u64>(buffer, offset!(skb_unix_fp));
+        let list = follow(buffer, offset!(skb_unix_fp));
         if (*place).listening != 0 {
             look_at_connection(buffer, (*place).by, (*place).inode)?;
         } else if at < u32::from(peek::<u16>(list, offset!(fp_count))) {
-            let file = peek::<u64>(list + u64::from(offset!(fp_files)) + u64::from(at) * 8, 0);
+            let file = follow(list + u64::from(offset!(fp_files)) + u64::from(at) * 8, 0);
             let end = buffer + u64::from(at);
             let found = Found { kind: HOLD_IN_FLIGHT, tid: 0, by: (*place).by, at: (*place).inode, end };
             if file != 0 {

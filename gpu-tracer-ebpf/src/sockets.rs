@@ -9,7 +9,7 @@ use aya_ebpf::{helpers::generated::bpf_loop, macros::map, maps::PerCpuArray};
 use gpu_tracer_common::snapshot::{FILE_SOCKET, HOLD_IN_FLIGHT, HOLD_UNACCEPTED};
 
 use crate::{
-    access::{MOST_ATTEMPTS, next_in_list, offset, peek, read},
+    access::{MOST_ATTEMPTS, follow, next_in_list, offset, peek, read},
     holds::{Found, Full, control, emit, look_at_in_flight},
     namespaces,
     tasks::IterMeta,
@@ -87,12 +87,8 @@ impl End {
         if !listening && peek::<u32>(socket, offset!(unix_nr_fds)) == 0 {
             return None;
         }
-        let file = read::<u64>(socket, offset!(sock_socket))
-            .and_then(|end| read::<u64>(end, offset!(socket_file)))
-            .unwrap_or(0);
-        let inode = read::<u64>(file, offset!(file_inode))
-            .and_then(|inode| read::<u64>(inode, offset!(inode_ino)))
-            .unwrap_or(0);
+        let file = follow(follow(socket, offset!(sock_socket)), offset!(socket_file));
+        let inode = peek::<u64>(follow(file, offset!(file_inode)), offset!(inode_ino));
         Some(Self { listening, by: if file == 0 { socket } else { file }, inode })
     }
 }
@@ -133,7 +129,7 @@ unsafe fn begin_queue(queue: *mut Queue) {
     // SAFETY: the caller's promise.
     unsafe {
         // The pointer to the first message is the first member of a queue.
-        (*queue).buffer = peek::<u64>((*queue).head, 0);
+        (*queue).buffer = follow((*queue).head, 0);
         (*queue).before = (*queue).head;
     }
 }
@@ -177,7 +173,7 @@ unsafe extern "C" fn walk_message(_: u32, _: *mut c_void) -> i64 {
 /// An element of an accept queue: the half of the connection that nobody has accepted.
 #[inline(always)]
 pub(crate) fn look_at_connection(buffer: u64, by: u64, at: u64) -> Result<(), Full> {
-    let waiting = peek::<u64>(buffer, offset!(skb_sk));
+    let waiting = follow(buffer, offset!(skb_sk));
     if peek::<u32>(waiting, offset!(unix_nr_fds)) == 0 {
         return Ok(());
     }
@@ -190,7 +186,7 @@ pub(crate) fn look_at_connection(buffer: u64, by: u64, at: u64) -> Result<(), Fu
 /// As [`begin_queue`].
 #[inline(always)]
 unsafe fn look_at_message(queue: *mut Queue, buffer: u64) {
-    let list = peek::<u64>(buffer, offset!(skb_unix_fp));
+    let list = follow(buffer, offset!(skb_unix_fp));
     let count = peek::<u16>(list, offset!(fp_count));
     if count == 0 {
         return;
@@ -211,7 +207,7 @@ unsafe extern "C" fn walk_files(index: u32, _: *mut c_void) -> i64 {
         if index >= (*queue).count {
             return 1;
         }
-        let file = peek::<u64>((*queue).files + u64::from(index) * 8, 0);
+        let file = follow((*queue).files + u64::from(index) * 8, 0);
         let end = (*queue).buffer + u64::from(index);
         (file, Found { kind: HOLD_IN_FLIGHT, tid: 0, by: (*queue).by, at: (*queue).inode, end })
     };

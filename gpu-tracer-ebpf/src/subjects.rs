@@ -18,7 +18,7 @@ use gpu_tracer_common::{
 };
 
 use crate::{
-    access::{offset, peek, read},
+    access::{follow, offset, peek, read},
     holds::{Found, Full, character_device, control, emit, is_wanted},
 };
 
@@ -159,14 +159,14 @@ fn look_at_driver_pin(file: u64) -> Result<(), Full> {
 
     let Some(rdev) = character_device(file) else { return Ok(()) };
     say_owners(file, rdev)?;
-    let private = peek::<u64>(file, offset!(file_private_data));
+    let private = follow(file, offset!(file_private_data));
     if !may_pin(rdev, private) {
         return Ok(());
     }
     let pin = Found { kind: HOLD_DRIVER_PIN, tid: 0, by: file, at: 0, end: 0 };
     if rdev >> 20 == NVIDIA_MAJOR {
         for (private_at, file_at) in CONTROL_FILE_AT {
-            let pinned = peek::<u64>(private, file_at);
+            let pinned = follow(private, file_at);
             if pinned == 0 || pinned == file || character_device(pinned) != Some(NVIDIACTL) {
                 continue;
             }
@@ -193,7 +193,7 @@ pub(crate) fn owner_of_operations(operations: u64) -> u64 {
 /// The module of the device that this inode is a node of; 0 for none.
 #[inline(always)]
 pub(crate) fn owner_of_device(inode: u64) -> u64 {
-    let device = peek::<u64>(inode, offset!(inode_cdev));
+    let device = follow(inode, offset!(inode_cdev));
     peek::<u64>(device, offset!(cdev_owner))
 }
 
@@ -201,8 +201,8 @@ pub(crate) fn owner_of_device(inode: u64) -> u64 {
 /// names one (`chrdev_open`). The kernel's count of these shows whether all files have been found.
 #[inline(always)]
 fn say_owners(file: u64, rdev: u32) -> Result<(), Full> {
-    let at = owner_of_operations(peek::<u64>(file, offset!(file_op)));
-    let end = owner_of_device(peek::<u64>(file, offset!(file_inode)));
+    let at = owner_of_operations(follow(file, offset!(file_op)));
+    let end = owner_of_device(follow(file, offset!(file_inode)));
     if at == 0 && end == 0 {
         return Ok(());
     }
@@ -242,8 +242,8 @@ fn look_for_mappings(file: u64) -> Result<(), Full> {
     if character_device(file).is_none() {
         return Ok(());
     }
-    let mapping = peek::<u64>(file, offset!(file_mapping));
-    let root = peek::<u64>(mapping, offset!(mapping_tree));
+    let mapping = follow(file, offset!(file_mapping));
+    let root = follow(mapping, offset!(mapping_tree));
     let Some(tree) = FILE_TREE.get_ptr_mut(0) else { return Ok(()) };
     if root == 0 {
         return Ok(());
@@ -289,8 +289,8 @@ unsafe extern "C" fn visit_mapping(_: u32, _: *mut c_void) -> i64 {
             return 1;
         }
     }
-    visit_later(tree, peek::<u64>(node, offset!(node_left)));
-    visit_later(tree, peek::<u64>(node, offset!(node_right)));
+    visit_later(tree, follow(node, offset!(node_left)));
+    visit_later(tree, follow(node, offset!(node_right)));
     0
 }
 
@@ -298,10 +298,12 @@ unsafe extern "C" fn visit_mapping(_: u32, _: *mut c_void) -> i64 {
 fn visit_later(tree: *mut FileTree, node: u64) {
     // SAFETY: as in `visit_mapping`.
     unsafe {
-        let waiting = u64::from((*tree).waiting);
-        if node != 0 && waiting < MAX_DEPTH as u64 {
-            (*tree).waiting_nodes[(waiting & (MAX_DEPTH as u64 - 1)) as usize] = node;
-            (*tree).waiting += 1;
+        let waiting = &raw mut (*tree).waiting;
+        if node != 0 && waiting.read_volatile() < MAX_DEPTH as u32 {
+            // Read again, so that the mask, which is what the verifier understands as a bound, is not found to be superfluous.
+            let index = u64::from(waiting.read_volatile()) & (MAX_DEPTH as u64 - 1);
+            (*tree).waiting_nodes[index as usize] = node;
+            *waiting += 1;
         }
     }
 }
@@ -349,7 +351,9 @@ fn step_in_ring(file: u64) -> u32 {
 /// Is that its end?
 #[inline(always)]
 fn try_step_in_ring(file: u64) -> Result<bool, Full> {
-    let (Some(table), Some(place)) = (RingTable::of(file), RING_PLACE.get_ptr_mut(0)) else { return Ok(true) };
+    let (Some(table), Some(place)) = (RingTable::of(file), RING_PLACE.get_ptr_mut(0)) else {
+        return Ok(true);
+    };
     // SAFETY: the only element of an array, which this program alone uses, by one reader at a time.
     unsafe {
         if (*place).ring != file {
@@ -380,9 +384,9 @@ impl RingTable {
         if control.ring_fops == 0 || read::<u64>(file, offset!(file_op)) != Some(control.ring_fops) {
             return None;
         }
-        let ring = read::<u64>(file, offset!(file_private_data))?;
+        let ring = follow(file, offset!(file_private_data));
         let count = peek::<u32>(ring, offset!(ring_nr_files)).min(MAX_RING_FILES);
-        let address = peek::<u64>(ring, offset!(ring_files));
+        let address = follow(ring, offset!(ring_files));
         if address == 0 { None } else { Some(Self { address, count }) }
     }
 }
@@ -418,9 +422,9 @@ unsafe extern "C" fn look_at_ring_slot(slot: u32, walk: *mut c_void) -> i64 {
 /// One slot of the table of the io_uring `ring`.
 #[inline(always)]
 fn look_at_slot(table: u64, ring: u64, slot: u64) -> Result<(), Full> {
-    let mut entry = peek::<u64>(table + slot * 8, 0);
+    let mut entry = follow(table + slot * 8, 0);
     if offset!(ring_node_file) != ABSENT {
-        entry = peek::<u64>(entry, offset!(ring_node_file));
+        entry = follow(entry, offset!(ring_node_file));
     }
     let file = entry & !RING_FLAGS;
     match character_device(file) {

@@ -73,9 +73,20 @@ fn the_table_of_kernels_is_true_of_this_one() {
 
 #[test]
 fn no_program_takes_the_verifier_long() {
+    /// Each has a lesser one to take its place, or its answer is missed only where it would matter. Names are as short as the kernel
+    /// keeps them.
+    const OF_NEWER_KERNELS: [&str; 7] = [
+        "iter_tasks",
+        "iter_sockets",
+        "iter_rings",
+        "iter_recheck",
+        "iter_file_mappi",
+        "on_touch",
+        "on_exit",
+    ];
     let device = Device::one();
     let _daemon = Daemon::start(&device);
-    if !check_verified_quickly(&["iter_tasks", "on_touch", "on_exit"]) {
+    if !check_verified_quickly(&OF_NEWER_KERNELS) {
         eprintln!("skipped: this kernel does not tell how much it verified");
     }
 }

@@ -7,6 +7,7 @@ pub mod btf;
 pub mod clock;
 pub mod devices;
 pub mod features;
+pub mod paging;
 
 pub use btf::{Btf, BtfError, Field};
 pub use clock::{Clock, boot_id, boot_now};

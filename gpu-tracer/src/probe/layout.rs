@@ -2,7 +2,10 @@
 
 use gpu_tracer_common::layout::{ABSENT, FILE_COPY, KernelLayout};
 
-use crate::kernel::btf::{Btf, BtfError};
+use crate::kernel::{
+    btf::{Btf, BtfError},
+    paging,
+};
 
 /// A field that no kernel we know of lacks is missing.
 #[derive(Debug, thiserror::Error)]
@@ -141,6 +144,7 @@ pub(super) fn resolve(btf: &Btf) -> Result<KernelLayout, LayoutError> {
         regs_argument4: registers.argument(btf, 4),
         thread_word: may("task_struct", registers.thread_word),
         thread_compat: registers.thread_compat,
+        short_addresses: u32::from(paging::takes_too_long_addresses()),
         file_span: ABSENT,
     };
     layout.file_span = file_span(&layout);

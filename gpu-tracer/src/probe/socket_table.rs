@@ -52,7 +52,11 @@ impl Iterators {
             let learnt = self.learn(mode::LEARN_SOCKET, socket.as_fd())?;
             tables.push(table_of(learnt.sock, learnt.sock_behind));
         }
-        Ok(tables.first().copied().flatten().filter(|table| tables.iter().all(|other| *other == Some(*table))))
+        Ok(tables
+            .first()
+            .copied()
+            .flatten()
+            .filter(|table| tables.iter().all(|other| *other == Some(*table))))
     }
 }
 
