@@ -47,7 +47,8 @@ pub(crate) enum Looker {
 impl Looker {
     /// The best way that this kernel and our privileges allow.
     pub(crate) fn new() -> Self {
-        let loaded = Btf::read(Btf::VMLINUX).map_err(ProbeError::from).and_then(|btf| Iterators::load(&btf));
+        let btf = Btf::read(Btf::VMLINUX).map_err(ProbeError::from);
+        let loaded = btf.and_then(|btf| Iterators::load_the_least(&btf));
         match loaded {
             Ok(iterators) => Self::Iterators(Box::new(iterators)),
             Err(error) => {

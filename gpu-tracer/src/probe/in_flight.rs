@@ -13,7 +13,8 @@ use gpu_tracer_common::snapshot::{
 };
 
 use super::{
-    Iterators, ProbeError, netns, programs::Sockets, snapshot::not_followed, socket_table::chains_of, sys,
+    Iterators, ProbeError, netns, programs::Sockets, snapshot::not_followed, socket_table::chains_of,
+    spares::Spare, sys,
 };
 use crate::model::{Missing, Task, counted};
 
@@ -27,7 +28,7 @@ impl Iterators {
         within: Duration,
     ) -> Result<(), ProbeError> {
         match &self.sockets {
-            Sockets::Iterator { each, .. } => {
+            Sockets::Iterator(each) => {
                 let each = each.try_clone().map_err(ProbeError::Thread)?;
                 self.pass_namespaces(each, tasks, holds, missing, within)
             }
@@ -113,11 +114,11 @@ impl Iterators {
         let is_deserted = |namespace: &&HoldRecord| !entered.contains(&namespace.by);
         let tables: HashSet<u64> =
             listed.iter().filter(is_deserted).map(|namespace| namespace.file).collect();
-        let Sockets::Iterator { tables: program, .. } = &self.sockets else { return Ok(()) };
-        match program {
-            _ if tables.is_empty() => Ok(()),
+        if tables.is_empty() {
+            return Ok(());
+        }
+        match self.spares.link(Spare::SocketTables) {
             Ok(program) => {
-                let program = program.try_clone().map_err(ProbeError::Thread)?;
                 let chains: Vec<u64> = tables.into_iter().flat_map(chains_of).collect();
                 self.pass_chains(&program, &chains, holds, missing)
             }

@@ -24,8 +24,9 @@ use super::{
     OBJECT, ProbeError, events, kallsyms, layout,
     loader::Loader,
     module_use::ModuleCounts,
-    programs::{self, Mappings, Optional, Sockets, first_of, link},
+    programs::{self, Mappings, Sockets, link},
     ring,
+    spares::Spares,
     subjects::Subjects,
     sys,
     wanted::Wanted,
@@ -64,10 +65,7 @@ pub struct Iterators {
     pub(super) task_files: Option<OwnedFd>,
     pub(super) mappings: Mappings,
     pub(super) sockets: Sockets,
-    pub(super) driver_pins: Optional,
-    pub(super) ring_tables: Optional,
-    pub(super) file_mappings: Optional,
-    pub(super) checks: Optional,
+    pub(super) spares: Spares,
     rings: RingAccess,
     ring_operations: u64,
     holds: RingBuf<MapData>,
@@ -78,7 +76,6 @@ pub struct Iterators {
     /// Records of the last snapshot: so much room the next will need.
     pub(super) records: usize,
     pub(super) modules: ModuleCounts,
-    _ebpf: Ebpf,
 }
 
 impl std::fmt::Debug for Iterators {
@@ -86,9 +83,7 @@ impl std::fmt::Debug for Iterators {
         f.debug_struct("Iterators")
             .field("mappings", &self.mappings)
             .field("sockets", &self.sockets)
-            .field("driver_pins", &self.driver_pins)
-            .field("ring_tables", &self.ring_tables)
-            .field("file_mappings", &self.file_mappings)
+            .field("spares", &self.spares)
             .field("rings", &self.rings)
             .finish_non_exhaustive()
     }
@@ -97,6 +92,13 @@ impl std::fmt::Debug for Iterators {
 impl Iterators {
     /// Loads the programs into the running kernel: needs CAP_BPF and CAP_PERFMON (or root), BTF, and Linux 5.8.
     pub fn load(btf: &Btf) -> Result<Self, ProbeError> {
+        let mut iterators = Self::load_the_least(btf)?;
+        iterators.spares.load_all();
+        Ok(iterators)
+    }
+
+    /// The same for who looks once or twice: what most looks can do without is loaded when it is wanted.
+    pub fn load_the_least(btf: &Btf) -> Result<Self, ProbeError> {
         if OBJECT.is_empty() {
             return Err(ProbeError::NoObject);
         }
@@ -125,22 +127,11 @@ impl Iterators {
         };
         let mappings = Mappings::load(&mut ebpf, &kernel, &layout);
         let sockets = Sockets::load(&mut ebpf, &kernel);
-        let driver_pins = first_of(&mut ebpf, ["iter_driver_pins", "iter_driver_pins_singly"], &kernel);
-        let ring_tables = first_of(&mut ebpf, ["iter_rings", "iter_rings_in_steps"], &kernel);
-        let checks = first_of(&mut ebpf, ["iter_recheck", "iter_recheck_singly"], &kernel);
-
-        let file_mappings =
-            link(&mut ebpf, "iter_file_mappings", "task", &kernel).map_err(|error| error.to_string());
-
         let mut iterators = Self {
             tasks,
             task_files,
             mappings,
             sockets,
-            driver_pins,
-            ring_tables,
-            file_mappings,
-            checks,
             rings: RingAccess::NotThere,
             ring_operations: 0,
             holds: RingBuf::try_from(take(&mut ebpf, "HOLDS")?).map_err(on("HOLDS"))?,
@@ -150,7 +141,7 @@ impl Iterators {
             subjects: Subjects::map(take(&mut ebpf, "SUBJECTS")?)?,
             records: 0,
             modules: ModuleCounts::new(Path::new("/")),
-            _ebpf: ebpf,
+            spares: Spares::new(ebpf, kernel),
         };
         iterators.rings = iterators.learn_rings(layout.ring_known != 0)?;
         iterators.learn_socket_table()?;

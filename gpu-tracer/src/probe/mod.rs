@@ -32,6 +32,7 @@ mod records;
 mod ring;
 pub mod snapshot;
 mod socket_table;
+mod spares;
 mod subjects;
 mod sys;
 pub mod waiting;

@@ -55,7 +55,7 @@ impl Mappings {
 #[derive(Debug)]
 pub(super) enum Sockets {
     /// By `iter/unix`, in one network namespace after the other (5.17+), and where nobody can go by the tables that it lists (6.0+).
-    Iterator { each: OwnedFd, tables: Optional },
+    Iterator(OwnedFd),
     /// By the kernel's table of all of them (before 6.0), whose chains are at these addresses when that has been learnt.
     Table(OwnedFd, Vec<u64>),
     /// Not at all, and why.
@@ -65,11 +65,7 @@ pub(super) enum Sockets {
 impl Sockets {
     pub(super) fn load(ebpf: &mut Ebpf, kernel: &AyaBtf) -> Self {
         let refusal = match link(ebpf, "iter_sockets", "unix", kernel) {
-            Ok(each) => {
-                let tables =
-                    link(ebpf, "iter_socket_tables", "task", kernel).map_err(|error| error.to_string());
-                return Self::Iterator { each, tables };
-            }
+            Ok(link) => return Self::Iterator(link),
             Err(error) => error.to_string(),
         };
         tracing::debug!(refusal, "unix sockets cannot be iterated over; falling back to their table");
@@ -77,9 +73,6 @@ impl Sockets {
             .map_or_else(|error| Self::Unseen(error.to_string()), |link| Self::Table(link, Vec::new()))
     }
 }
-
-/// A source of facts that is optional: the link of its program, or why there is none.
-pub(super) type Optional = Result<OwnedFd, String>;
 
 /// Loads a program over these elements; its link.
 pub(super) fn link(
@@ -93,12 +86,4 @@ pub(super) fn link(
         ebpf.program_mut(program).ok_or(ProbeError::Incompatible(program))?.try_into().map_err(refused)?;
     iterator.load(target, kernel).map_err(refused)?;
     Ok(sys::iterator_link(iterator.fd().map_err(refused)?.as_fd(), None)?)
-}
-
-/// The first of these programs over tasks that this kernel takes.
-pub(super) fn first_of(ebpf: &mut Ebpf, programs: [&'static str; 2], kernel: &AyaBtf) -> Optional {
-    let [first, second] = programs;
-    link(ebpf, first, "task", kernel)
-        .or_else(|_| link(ebpf, second, "task", kernel))
-        .map_err(|error| error.to_string())
 }

@@ -13,6 +13,7 @@ use super::{
     iterators::{Reading, RingAccess, foreign},
     programs::Mappings,
     records::{ByFile, distinct, worth_a_closer_look},
+    spares::Spare,
     sys,
 };
 use crate::kernel::boot_now;
@@ -118,16 +119,16 @@ impl Iterators {
         missing: &mut Vec<Missing>,
     ) -> Result<(), ProbeError> {
         let rings = distinct(holds, |hold| hold.file_kind == FILE_RING);
-        let why = match (self.rings(), &self.ring_tables) {
-            (RingAccess::NotThere, _) => return Ok(()),
-            (RingAccess::Unknown(why), _) => format!("files registered with io_urings cannot be seen: {why}"),
+        let unseen = |why: &str| format!("files registered with io_urings cannot be seen: {why}");
+        let why = match self.rings() {
+            RingAccess::NotThere => return Ok(()),
+            RingAccess::Unknown(why) => unseen(why),
             _ if rings.is_empty() => return Ok(()),
-            (RingAccess::Walk, Ok(link)) => {
-                let link = link.try_clone().map_err(ProbeError::Thread)?;
-                return self.look_closer(&link, &rings, holds).map(drop);
-            }
-            (RingAccess::Fdinfo, _) => "the file table of io_urings cannot be read on this kernel".to_owned(),
-            (RingAccess::Walk, Err(why)) => format!("files registered with io_urings cannot be seen: {why}"),
+            RingAccess::Fdinfo => "the file table of io_urings cannot be read on this kernel".to_owned(),
+            RingAccess::Walk => match self.spares.link(Spare::RingTables) {
+                Ok(link) => return self.look_closer(&link, &rings, holds).map(drop),
+                Err(why) => unseen(&why),
+            },
         };
         missing.push(Missing { what: "io_uring", why });
         Ok(())
@@ -136,10 +137,12 @@ impl Iterators {
     /// Which files does the driver hold on behalf of those found? Without this they stay unexplained, so it is no gap.
     /// Returns which modules they belong to.
     fn pass_driver_pins(&mut self, holds: &mut Vec<HoldRecord>) -> Result<Vec<HoldRecord>, ProbeError> {
-        let Ok(link) = &self.driver_pins else { return Ok(Vec::new()) };
-        let link = link.try_clone().map_err(ProbeError::Thread)?;
         let (mut owners, mut known) = (Vec::new(), HashSet::new());
         let mut wanted = worth_a_closer_look(holds);
+        if wanted.is_empty() {
+            return Ok(owners);
+        }
+        let Ok(link) = self.spares.link(Spare::DriverPins) else { return Ok(owners) };
         // A file that the driver alone holds is found here, and may hold another.
         while !wanted.is_empty() {
             let mut seen = Vec::new();
@@ -159,15 +162,13 @@ impl Iterators {
     fn pass_file_mappings(&mut self, holds: Vec<HoldRecord>) -> Result<ByFile, ProbeError> {
         let by_file = ByFile::new(holds);
         let files = by_file.unaccounted();
-        match &self.file_mappings {
-            Ok(link) if !files.is_empty() => {
-                let link = link.try_clone().map_err(ProbeError::Thread)?;
-                let mut holds = by_file.into_records();
-                self.look_closer(&link, &files, &mut holds)?;
-                Ok(ByFile::new(holds))
-            }
-            _ => Ok(by_file),
+        if files.is_empty() {
+            return Ok(by_file);
         }
+        let Ok(link) = self.spares.link(Spare::FileMappings) else { return Ok(by_file) };
+        let mut holds = by_file.into_records();
+        self.look_closer(&link, &files, &mut holds)?;
+        Ok(ByFile::new(holds))
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
         DeviceNumber, FileKey, OpenFile,
         event::{EventKind, HeldAtExit},
     },
-    probe::{Iterators, ProbeError},
+    probe::{Iterators, ProbeError, spares::Spare},
 };
 
 /// A file as it was when it was last seen.
@@ -75,10 +75,7 @@ impl Iterators {
     ///
     /// Errors: the program is not to be had on this kernel, or the kernel fails.
     pub fn recheck(&mut self, files: &[RememberedFile]) -> Result<Vec<FileChecked>, ProbeError> {
-        let link = match &self.checks {
-            Ok(link) => link.try_clone().map_err(ProbeError::Thread)?,
-            Err(_) => return Err(ProbeError::Incompatible("iter_recheck")),
-        };
+        let link = self.spares.link(Spare::Checks).map_err(|_| ProbeError::Incompatible("iter_recheck"))?;
         let keys: HashSet<u64> = files.iter().map(|file| file.key.0).collect();
         let keys: Vec<u64> = keys.into_iter().collect();
         let mut found = Vec::new();
