@@ -83,8 +83,8 @@ fn the_story_of_open_fork_kill_and_release_is_told_after_the_daemon_has_stopped(
     assert!(text.contains("by fork from") && text.contains("heir-"), "{text}");
     let last = text.trim_end().ends_with("The record of this time is complete.");
     assert_eq!(last, is_complete, "{text}");
-    // Nobody who did not touch a device is in it.
-    assert_eq!(daemon.history(&["--story", &scenario.to_string()]).status, 2);
+    // Nobody who did not touch a device is in it; where something was missed that is not known.
+    assert_eq!(daemon.history(&["--story", &scenario.to_string()]).status, if is_complete { 2 } else { 3 });
 }
 
 #[test]

@@ -120,9 +120,9 @@ impl EventSource {
         if let (Start::Resumed, Some(pins)) = (self.start, pins) {
             self.driver = DriverHooks::resume(&pins.directory(), &Features::probe("/".as_ref()));
         }
-        // Without hooks nobody told of the end of what was in progress.
+        // Without hooks nobody told of the end of what was in progress. In maps of our own there is nothing yet.
         let all_the_time = self.driver.is_complete();
-        if !all_the_time {
+        if !all_the_time && self.start == Start::Resumed {
             self.calls.forget_all();
         }
         self.refresh_driver();
