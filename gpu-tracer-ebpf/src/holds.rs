@@ -8,8 +8,8 @@ use aya_ebpf::{
 use gpu_tracer_common::{
     layout::ABSENT,
     snapshot::{
-        Control, EVERY_MINOR, FILE_DEVICE, FILE_RING, FILE_SOCKET, Header, HoldRecord, MAJORS,
-        MINORS_WITH_BIT, WANTED_KEYS,
+        Control, EVERY_MINOR, FILE_DEVICE, FILE_NAMESPACE, FILE_RING, FILE_SOCKET, HOLD_NAMESPACE, Header,
+        HoldRecord, MAJORS, MINORS_WITH_BIT, WANTED_KEYS,
     },
 };
 
@@ -69,41 +69,96 @@ pub(crate) struct Found {
     pub(crate) end: u64,
 }
 
+/// How a file was found and what it is, in one word: the functions that write a record take five.
+#[derive(Clone, Copy)]
+struct What(u64);
+
+impl What {
+    /// Bits of a kind of record, of a kind of file, and of a thread's id, of which the kernel uses 22.
+    const KIND: u32 = 4;
+    const FILE_KIND: u32 = 2;
+    const TID: u32 = 32 - Self::KIND - Self::FILE_KIND;
+
+    #[inline(always)]
+    fn new(found: &Found, file_kind: u32, rdev: u32) -> Self {
+        let low = found.tid << (32 - Self::TID) | file_kind << Self::KIND | u32::from(found.kind);
+        Self(u64::from(rdev) << 32 | u64::from(low))
+    }
+
+    #[inline(always)]
+    fn kind(self) -> u16 {
+        (self.0 & ((1 << Self::KIND) - 1)) as u16
+    }
+
+    #[inline(always)]
+    fn file_kind(self) -> u32 {
+        (self.0 >> Self::KIND) as u32 & ((1 << Self::FILE_KIND) - 1)
+    }
+
+    #[inline(always)]
+    fn tid(self) -> u32 {
+        self.0 as u32 >> (32 - Self::TID)
+    }
+
+    #[inline(always)]
+    fn rdev(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+const _: () = assert!(HOLD_NAMESPACE < 1 << What::KIND && FILE_NAMESPACE < 1 << What::FILE_KIND);
+
 /// Appends one record.
 #[inline(always)]
 pub(crate) fn emit(found: &Found, file_kind: u32, file: u64, rdev: u32) -> Result<(), Full> {
-    emit_read(&InPlace(file), found, file_kind, file, rdev)
+    emit_by(emit_hold, found, file_kind, file, rdev)
 }
 
-/// The same, with the fields of the file from wherever they have been read.
+/// The same by this function, which has the fields of the file from elsewhere.
 #[inline(always)]
-pub(crate) fn emit_read(
-    fields: &impl Fields,
+pub(crate) fn emit_by(
+    emit: fn(u64, u64, u64, u64, u64) -> u32,
     found: &Found,
     file_kind: u32,
     file: u64,
     rdev: u32,
 ) -> Result<(), Full> {
+    let What(what) = What::new(found, file_kind, rdev);
+    if emit(file, found.by, found.at, found.end, what) == 0 { Ok(()) } else { Err(Full) }
+}
+
+/// [`emit_read`], with the file where it is. A function that others could call, as such a one is verified by itself, once: there
+/// are many ways to it, and a verifier would follow it at the end of each. Not 0: the ring is full.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn emit_hold(file: u64, by: u64, at: u64, end: u64, what: u64) -> u32 {
+    emit_read(&InPlace(file), file, by, at, end, what)
+}
+
+/// Appends one record, with the fields of the file from wherever they have been read. Not 0: the ring is full.
+#[inline(always)]
+pub(crate) fn emit_read(fields: &impl Fields, file: u64, by: u64, at: u64, end: u64, what: u64) -> u32 {
+    let what = What(what);
     let count = references(fields);
-    let identity = if file_kind == FILE_DEVICE { identity_of(fields) } else { 0 };
+    let identity = if what.file_kind() == FILE_DEVICE { identity_of(fields) } else { 0 };
     // SAFETY: no arguments, no effects.
     let seen_ns = unsafe { bpf_ktime_get_boot_ns() };
-    let Some(mut slot) = HOLDS.reserve::<HoldRecord>(0) else { return Err(Full) };
+    let Some(mut slot) = HOLDS.reserve::<HoldRecord>(0) else { return 1 };
     slot.write(HoldRecord {
-        header: Header::new(found.kind),
-        file_kind,
-        rdev,
-        tid: found.tid,
+        header: Header::new(what.kind()),
+        file_kind: what.file_kind(),
+        rdev: what.rdev(),
+        tid: what.tid(),
         file,
         count,
-        by: found.by,
-        at: found.at,
-        end: found.end,
+        by,
+        at,
+        end,
         identity,
         seen_ns,
     });
     slot.submit(BPF_RB_NO_WAKEUP);
-    Ok(())
+    0
 }
 
 /// See [`HoldRecord::identity`].

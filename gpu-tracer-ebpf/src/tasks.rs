@@ -20,7 +20,7 @@ use gpu_tracer_common::{
 use crate::{
     access::{Copied, Fields as _, field, offset, peek, pointer, read},
     holds::{
-        BPF_F_NO_PREALLOC, FMODE_PATH, Found, Full, S_IFCHR, S_IFMT, control, emit_read, is_wanted,
+        BPF_F_NO_PREALLOC, FMODE_PATH, Found, Full, S_IFCHR, S_IFMT, control, emit_by, emit_read, is_wanted,
         look_at_carrier, look_at_file, look_at_ring,
     },
     subjects::{may_pin, owner_of_device, owner_of_operations},
@@ -352,7 +352,15 @@ fn look_at_descriptor(walk: &mut Walk, file: u64, mut found: Found) -> Result<()
     if walk.device_owner | walk.operations_owner == 0 && !may_pin(walk.rdev, private) {
         found.end = fd_bits::PLAIN;
     }
-    emit_read(&walk.copy, &found, FILE_DEVICE, file, walk.rdev)
+    emit_by(emit_descriptor, &found, FILE_DEVICE, file, walk.rdev)
+}
+
+/// [`emit_read`] of the copy.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn emit_descriptor(file: u64, by: u64, at: u64, end: u64, what: u64) -> u32 {
+    // SAFETY: the only element of a per-CPU array; this program does not nest.
+    WALK.get_ptr(0).map_or(0, |walk| emit_read(unsafe { &(*walk).copy }, file, by, at, end, what))
 }
 
 /// Writes the record of a task. Not inlined: the walk of its descriptors, which comes before, has none of the stack to spare that
