@@ -17,6 +17,7 @@ pub mod why;
 
 mod columns;
 mod folding;
+mod memory;
 mod ranges;
 
 use std::io;

@@ -3,9 +3,11 @@
 //! GPUs that are held alike by the same processes share one section. Sentences of a diagnosis may contain names that processes
 //! chose for themselves: everything is escaped here.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use super::columns::{Cell, Column, Detail, Place, Row, Tone, lay_out};
+use super::memory::mib_on;
 use super::ranges::ranges;
 use super::text::{escape, escape_sentence, escape_str, wrap};
 use super::{Format, View, csv, json};
@@ -24,7 +26,7 @@ const fn column(title: &'static str, label: &'static str, place: Place, cap: usi
 const COLUMNS: [Column; 8] = [
     column("PID", "PID", Place::Fixed, 30),
     column("TID", "thread", Place::Fixed, 10),
-    Column { right: true, ..column("MiB", "memory", Place::Short(2), 20) },
+    Column { right: true, ..column("MiB", "memory", Place::Short(2), 32) },
     column("GOES", "goes", Place::Fixed, 20),
     column("WHY", "why", Place::Movable(3), 48),
     column("HOLDS", "holds", Place::Movable(4), 48),
@@ -96,8 +98,9 @@ fn groups(gpus: &[GpuVerdict]) -> Vec<Vec<&GpuVerdict>> {
             None => groups.push(vec![gpu]),
         }
     }
-    // What is used speaks for those that are only initialised.
-    groups.iter_mut().for_each(|group| group.sort_by_key(|gpu| gpu.idle_contexts));
+    // What is used speaks for those that are only initialised, or that somebody else has used.
+    let uses = |gpu: &GpuVerdict| gpu.holders.iter().any(|finding| finding.memory_mib.is_some());
+    groups.iter_mut().for_each(|group| group.sort_by_key(|gpu| (gpu.idle_contexts, !uses(gpu))));
     groups.sort_by_key(|group| {
         let worst = [Verdict::Stuck, Verdict::NoHandle, Verdict::Held, Verdict::Unknown, Verdict::Free];
         worst.iter().position(|verdict| *verdict == group[0].verdict)
@@ -158,16 +161,9 @@ fn section(group: &[&GpuVerdict], view: &View<'_>) -> String {
     }
     if !first.holders.is_empty() {
         out.push('\n');
-        out.push_str(&holders(first, view));
+        out.push_str(&holders(group, view));
     }
-    let mut told = Vec::new();
-    for gpu in group {
-        let lines = gpu.memory.story.iter().map(|line| match group.len() {
-            1 => line.clone(),
-            _ => format!("GPU {}: {line}", gpu.gpu.unwrap_or_default()),
-        });
-        told.extend(lines);
-    }
+    let mut told = stories(group);
     told.extend(first.innocents.iter().map(|innocent| innocent.text.clone()));
     out.push_str(&listed("Memory and innocents:", &told, view));
     out.push_str(&listed("Not certain, because:", &first.doubts, view));
@@ -175,9 +171,42 @@ fn section(group: &[&GpuVerdict], view: &View<'_>) -> String {
     out
 }
 
-fn holders(gpu: &GpuVerdict, view: &View<'_>) -> String {
-    let rows: Vec<Row> = fold(gpu, view.expand).iter().map(|group| row(group)).collect();
+/// What is known of the memory of these GPUs; what is true of several is said once.
+fn stories(group: &[&GpuVerdict]) -> Vec<String> {
+    let mut stories: Vec<(&str, Vec<&GpuVerdict>)> = Vec::new();
+    for gpu in group {
+        for line in &gpu.memory.story {
+            match stories.iter_mut().find(|(known, _)| known == line) {
+                Some((_, gpus)) => gpus.push(gpu),
+                None => stories.push((line, vec![gpu])),
+            }
+        }
+    }
+    let told = |(line, gpus): (&str, Vec<&GpuVerdict>)| match group.len() {
+        1 => line.to_owned(),
+        _ => format!("{}: {line}", names(&gpus)),
+    };
+    stories.into_iter().map(told).collect()
+}
+
+fn holders(gpus: &[&GpuVerdict], view: &View<'_>) -> String {
+    let rows: Vec<Row> =
+        fold(gpus[0], view.expand).iter().map(|alike| row(alike, memory(gpus, alike))).collect();
     lay_out(&COLUMNS, &rows, view)
+}
+
+/// What these have of the GPUs of a section together, in MiB.
+fn memory(gpus: &[&GpuVerdict], alike: &[&Finding]) -> String {
+    let is_one = |other: &&Finding| alike.iter().any(|one| (one.pid, one.tid) == (other.pid, other.tid));
+    let figures: BTreeMap<u32, u64> = gpus
+        .iter()
+        .filter_map(|gpu| {
+            let each = gpu.holders.iter().filter(is_one).filter_map(|finding| finding.memory_mib);
+            Some((gpu.gpu?, each.reduce(u64::saturating_add)?))
+        })
+        .collect();
+    let only = if let [one] = gpus { one.gpu } else { None };
+    mib_on(&figures.into_iter().collect::<Vec<_>>(), only)
 }
 
 /// Findings that are alike, together.
@@ -213,7 +242,7 @@ fn fold(gpu: &GpuVerdict, expand: bool) -> Vec<Vec<&Finding>> {
     out
 }
 
-fn row(group: &[&Finding]) -> Row {
+fn row(group: &[&Finding], memory: String) -> Row {
     let first = group[0];
     let single = group.len() == 1;
     let pids = ranges(group.iter().map(|finding| u64::from(finding.pid)));
@@ -228,16 +257,10 @@ fn row(group: &[&Finding]) -> Row {
     if !matches!(first.role.as_str(), "compute" | "unknown" | "") && !why.contains(&first.role) {
         why.push(first.role.clone());
     }
-    let memory: u64 = group.iter().filter_map(|finding| finding.memory_mib).fold(0, u64::saturating_add);
     let cells = vec![
         Cell { text: pids, tone: Tone::Strong },
         (if single && first.tid != first.pid { first.tid.to_string() } else { String::new() }).into(),
-        (if group.iter().any(|finding| finding.memory_mib.is_some()) {
-            memory.to_string()
-        } else {
-            String::new()
-        })
-        .into(),
+        memory.into(),
         goes,
         escape_str(&why.join(", ")).into(),
         held(first).into(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use aya::programs::loaded_programs;
 
-/// Instructions that the verifier may follow of one program: a fiftieth of where it gives up. Linux 7.2 follows the most, 10,200.
+/// Instructions that the verifier may follow of one program: a fiftieth of where it gives up. Linux 7.2 follows the most, 5,900.
 /// What it refuses for their number keeps a processor busy for a second, or in an emulated machine for minutes, before a lesser
 /// program is taken.
 const MOST_VERIFIED: u32 = 20_000;

@@ -1,9 +1,8 @@
 //! What stands in the cells of one holder, escaped.
 
-use std::collections::BTreeSet;
-
 use jiff::Timestamp;
 
+use super::super::memory::mib_on;
 use super::super::ranges::{name_ranges, ranges};
 use super::super::text::{escape, escape_str};
 use crate::model::RawText;
@@ -68,22 +67,12 @@ fn shape(device: &HeldDevice) -> String {
     named.collect::<Vec<_>>().join(" ")
 }
 
-/// `102918`, or `96610 on GPU 3` where it is not all on the one GPU that it holds.
+/// Device memory, in MiB.
 pub(super) fn memory(holder: &Holder) -> String {
-    let gpus: BTreeSet<u32> = holder.devices.iter().filter_map(|device| device.gpu).collect();
-    let mut figures: Vec<u64> = holder.memory.iter().map(|held| held.mib).collect();
-    let on = ranges(holder.memory.iter().map(|held| u64::from(held.gpu)));
-    figures.dedup();
-    match (&holder.memory[..], &figures[..]) {
-        ([], _) => String::new(),
-        ([one], _) if gpus.iter().eq([&one.gpu]) => one.mib.to_string(),
-        ([one], _) => format!("{} on GPU {}", one.mib, one.gpu),
-        (_, [same]) => format!("{same} each on GPU {on}"),
-        (few, _) if few.len() <= 3 => {
-            few.iter().map(|held| format!("{} on GPU {}", held.mib, held.gpu)).collect::<Vec<_>>().join(", ")
-        }
-        _ => format!("{} in all on GPU {on}", memory_total(holder)),
-    }
+    let mut gpus = holder.devices.iter().filter_map(|device| device.gpu);
+    let only = gpus.next().filter(|first| gpus.all(|gpu| gpu == *first));
+    let figures: Vec<(u32, u64)> = holder.memory.iter().map(|held| (held.gpu, held.mib)).collect();
+    mib_on(&figures, only)
 }
 
 /// MiB on all GPUs together.

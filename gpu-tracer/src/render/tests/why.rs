@@ -67,6 +67,26 @@ fn eight_workers_that_hold_eight_gpus() {
 }
 
 #[test]
+fn of_workers_that_have_both_gpus_open_each_has_its_memory_on_one() {
+    let worker = |number: u32| Holder {
+        devices: (0..2).map(|gpu| holder(500 + number, gpu).devices.remove(0)).collect(),
+        memory: vec![HeldMemory { gpu: number, mib: 5546, source: "nvml".to_owned() }],
+        ..holder(500 + number, 0)
+    };
+    let both = with_memory(Report { holders: vec![worker(0), worker(1)], ..report(2) }, &[5554, 5554]);
+    let text = printed(&both);
+    for cells in ["500  5546 on GPU 0", "501  5546 on GPU 1"] {
+        assert!(text.contains(cells), "{cells}: {text}");
+    }
+    // The other one has been killed, and this one keeps something of what they had in common.
+    let one = with_memory(Report { holders: vec![worker(1)], ..report(2) }, &[291, 5554]);
+    let text = printed(&one);
+    assert!(text.starts_with("GPU 1 is held by PID 501 (python3), 5546 MiB"), "{text}");
+    assert!(text.contains("\nThe same processes hold GPU 0.\n"), "{text}");
+    assert!(text.contains("501  5546 on GPU 1"), "{text}");
+}
+
+#[test]
 fn who_computes_on_one_gpu_has_only_contexts_on_the_others() {
     let mut one = holder(500, 0);
     one.devices = (0..4).map(|gpu| holder(500, gpu).devices.remove(0)).collect();
