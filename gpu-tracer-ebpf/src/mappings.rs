@@ -248,14 +248,14 @@ fn file_of(context: *mut c_void) -> Option<(u64, Found)> {
     }
     // SAFETY: `vma` and `task` are the context's BTF pointers, checked for null.
     unsafe {
-        let file = field::<u64>(vma, offset!(vma_file));
+        let file = pointer(vma, offset!(vma_file));
         if file == 0 {
             return None;
         }
         let found = Found {
             kind: HOLD_MAP,
             tid: field::<u32>(task, offset!(task_pid)),
-            by: field::<u64>(vma, offset!(vma_mm)),
+            by: pointer(vma, offset!(vma_mm)),
             at: field::<u64>(vma, offset!(vma_start)),
             end: field::<u64>(vma, offset!(vma_end)),
         };

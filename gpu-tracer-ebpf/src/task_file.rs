@@ -7,7 +7,7 @@ use core::ffi::c_void;
 use gpu_tracer_common::snapshot::{HOLD_FD, mode};
 
 use crate::{
-    access::{field, offset},
+    access::{field, number, offset, pointer},
     holds::{Found, Full, control, look_at_carrier, look_at_file},
     tasks::IterMeta,
 };
@@ -31,12 +31,11 @@ fn iter_task_files(context: *mut c_void) -> i32 {
     }
     let carriers = control().is_some_and(|control| control.mode == mode::CARRIERS);
     // SAFETY: `task` is the context's BTF pointer, checked for null.
-    let (tid, by) =
-        unsafe { (field::<u32>(task, offset!(task_pid)), field::<u64>(task, offset!(task_files))) };
+    let tid = unsafe { field::<u32>(task, offset!(task_pid)) };
+    let by = pointer(task, offset!(task_files));
     let found = Found { kind: HOLD_FD, tid, by, at: u64::from(context.fd), end: 0 };
-    let looked =
-        if carriers { look_at_carrier(file as u64, &found) } else { look_at_file(file as u64, &found) };
-    match looked {
+    let file = number(file);
+    match if carriers { look_at_carrier(file, &found) } else { look_at_file(file, &found) } {
         Ok(()) => 0,
         Err(Full) => 1,
     }
