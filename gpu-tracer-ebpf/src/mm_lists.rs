@@ -17,9 +17,6 @@ use crate::{
     subjects::stepped,
 };
 
-/// Mappings that one run looks at. Old verifiers follow each round of a loop by itself.
-const IN_ONE_RUN: u32 = 256;
-
 /// How far a walk has come. Not per CPU: the reader may be moved between two runs.
 #[repr(C)]
 struct Place {
@@ -51,14 +48,7 @@ fn iter_mm_lists(context: *mut c_void) -> i32 {
 
 #[inline(always)]
 fn walk_list(space: &Space) -> Result<(), Full> {
-    for _ in 0..IN_ONE_RUN {
-        match step_in_mm_list(space.mm, space.tid) {
-            stepped::ON => {}
-            stepped::TO_THE_END => return Ok(()),
-            _ => return Err(Full),
-        }
-    }
-    Err(Full)
+    stepped::on(|| step_in_mm_list(space.mm, space.tid))
 }
 
 /// The next step of the walk of this task's mappings; one of [`stepped`].

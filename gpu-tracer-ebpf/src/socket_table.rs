@@ -18,9 +18,6 @@ use crate::{
     subjects::{all_subjects, next_subject, step_into, stepped},
 };
 
-/// Steps that one run makes: from a socket, a message or a descriptor to the next. Old verifiers follow each by itself.
-const IN_ONE_RUN: u32 = 256;
-
 /// How far the walk of a chain has come. Not per CPU: the reader may be moved between two runs.
 #[repr(C)]
 struct Place {
@@ -70,14 +67,7 @@ unsafe extern "C" fn step_of_next(_: u32, _: *mut c_void) -> i64 {
 
 #[inline(always)]
 fn walk_chain(chain: u64) -> Result<(), Full> {
-    for _ in 0..IN_ONE_RUN {
-        match step_in_socket_chain(chain) {
-            stepped::ON => {}
-            stepped::TO_THE_END => return Ok(()),
-            _ => return Err(Full),
-        }
-    }
-    Err(Full)
+    stepped::on(|| step_in_socket_chain(chain))
 }
 
 /// [`step_in_chain`]; one of [`stepped`].
@@ -87,7 +77,7 @@ fn step_in_socket_chain(chain: u64) -> u32 {
     stepped::from(step_in_chain(chain))
 }
 
-/// The next step of the walk of a chain. Is that its end?
+/// The next step of the walk of a chain: from a socket, a message or a descriptor to the next. Is that its end?
 #[inline(always)]
 fn step_in_chain(chain: u64) -> Result<bool, Full> {
     let Some(place) = SOCKET_CHAIN.get_ptr_mut(0) else { return Ok(true) };

@@ -97,10 +97,26 @@ pub(crate) fn step_into(look: impl Fn(u64) -> Result<bool, Full>) -> i64 {
 pub(crate) mod stepped {
     use super::Full;
 
-    pub(crate) const ON: u32 = 0;
-    pub(crate) const TO_THE_END: u32 = 1;
+    const ON: u32 = 0;
+    const TO_THE_END: u32 = 1;
     /// The ring is.
     const FULL: u32 = 2;
+
+    /// Steps that one run makes: the program then asks the kernel for the same task again.
+    const IN_ONE_RUN: u32 = 256;
+
+    /// Goes on by these steps to the end; [`Full`] where that takes another run.
+    #[inline(always)]
+    pub(crate) fn on(step: impl Fn() -> u32) -> Result<(), Full> {
+        for _ in 0..IN_ONE_RUN {
+            match step() {
+                ON => {}
+                TO_THE_END => return Ok(()),
+                _ => return Err(Full),
+            }
+        }
+        Err(Full)
+    }
 
     #[inline(always)]
     pub(crate) fn from(step: Result<bool, Full>) -> u32 {
@@ -308,9 +324,6 @@ fn visit_later(tree: *mut FileTree, node: u64) {
     }
 }
 
-/// Slots of a ring's table that one run looks at without `bpf_loop`. Old verifiers follow each by itself.
-const SLOTS_IN_ONE_RUN: u32 = 256;
-
 /// How far the walk of a ring's table has come. Not per CPU: the reader may be moved between two runs.
 #[repr(C)]
 struct RingPlace {
@@ -331,14 +344,7 @@ fn iter_rings_in_steps(_: *mut c_void) -> i32 {
 
 #[inline(always)]
 fn step_into_ring(file: u64) -> Result<(), Full> {
-    for _ in 0..SLOTS_IN_ONE_RUN {
-        match step_in_ring(file) {
-            stepped::ON => {}
-            stepped::TO_THE_END => return Ok(()),
-            _ => return Err(Full),
-        }
-    }
-    Err(Full)
+    stepped::on(|| step_in_ring(file))
 }
 
 /// The next step of the walk of a ring's table; one of [`stepped`].

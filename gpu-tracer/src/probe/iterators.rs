@@ -35,8 +35,8 @@ use crate::{kernel::btf::Btf, model::DeviceTable};
 
 /// Bytes asked for in one read; the kernel gives at most 32 KiB a time.
 const READ: usize = 64 * 1024;
-/// Reads in a row that may bring nothing but "try again". Programs without `bpf_loop` go through what is long in steps of
-/// 16 or 32, most of which find nothing.
+/// Reads in a row that may bring nothing but "try again". Programs without `bpf_loop` go through what is long in runs of
+/// 256 steps, most of which find nothing.
 const PATIENCE: u32 = 16_384;
 
 #[repr(transparent)]
