@@ -114,7 +114,7 @@ pub(super) static HOOKS: [Hook; 12] = [
             (
                 "on_exit_in_steps",
                 Some(Limit::Counted(
-                    "of exiting tasks the first 1,024 descriptors are seen: more needs Linux 5.17",
+                    "of exiting tasks the first 16,384 descriptors are seen: more needs Linux 5.17",
                 )),
             ),
             (
