@@ -185,8 +185,10 @@ impl Core {
                 until = until.min(alive_due);
             }
             self.wait(inbox, signals, until)?;
+            // In this order: what was read of a process is of the program that it had executed by then.
+            let orders = inbox.take();
             self.take_events()?;
-            let looks = self.take_orders(inbox);
+            let looks = self.take_orders(orders);
             match signals.map(Signals::next) {
                 Some(Some(Wish::Stop)) => return Ok(()),
                 Some(Some(Wish::Reload)) => self.reload(manager),
@@ -262,6 +264,10 @@ impl Core {
             self.counters.events += events.len() as u64;
             let mut changes = Vec::new();
             for event in &events {
+                // What was done under the old name is told under the old name.
+                if gives_a_name(&event.kind) && !changes.is_empty() {
+                    self.tell(&std::mem::take(&mut changes));
+                }
                 self.take_event(event, &mut changes)?;
             }
             self.tell(&changes);
@@ -288,9 +294,9 @@ impl Core {
     }
 
     /// Does what was asked; gives those who want a look.
-    fn take_orders(&mut self, inbox: &Inbox) -> Vec<tokio::sync::oneshot::Sender<Seen>> {
+    fn take_orders(&mut self, orders: Vec<Order>) -> Vec<tokio::sync::oneshot::Sender<Seen>> {
         let mut looks = Vec::new();
-        for order in inbox.take() {
+        for order in orders {
             match order {
                 Order::Look(reply) => looks.push(reply),
                 Order::Status(reply) => {
@@ -298,7 +304,7 @@ impl Core {
                     let _ = reply.send(Box::new(self.status()));
                 }
                 Order::Subscribe(subscriber) => self.feed.add(subscriber),
-                Order::Described(process, description) => self.described(process, description),
+                Order::Described(process, described) => self.described(process, described),
                 Order::Measured(at_ns, memory) => self.write_down_memory(at_ns, &memory),
                 Order::Judged(at_ns, verdicts) => self.write_down_verdicts(at_ns, verdicts),
             }
@@ -443,6 +449,11 @@ impl Core {
             super::log::warning(&format!("{error:#}"));
         }
     }
+}
+
+/// Does a process or a thread have another name after it?
+fn gives_a_name(kind: &EventKind) -> bool {
+    matches!(kind, EventKind::Execed { .. } | EventKind::Renamed { .. })
 }
 
 /// May it change who refers to what, or say that something was missed? A file that is being opened, or is gone, has nobody

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::inbox::{Order, Outbox};
+use crate::kernel::boot_now;
 use crate::model::ProcessId;
 use crate::model::change::ProcessDescription;
 use crate::process::{FactOptions, MmReadable, ProcFs, Reason};
@@ -26,8 +27,8 @@ impl Describer {
     pub(super) fn start(core: Outbox) -> std::io::Result<Self> {
         let (sender, receiver) = channel();
         thread::Builder::new().name("describer".to_owned()).spawn(move || {
-            describe_all(&receiver, &PAUSES, describe, |process, description| {
-                core.send(Order::Described(process, description))
+            describe_all(&receiver, &PAUSES, read, |process, described| {
+                core.send(Order::Described(process, described))
             });
         })?;
         Ok(Self { processes: sender, asked: HashSet::new() })
@@ -47,16 +48,23 @@ impl Describer {
         }
     }
 
-    /// This one is; it may be asked for again after it has executed another program.
+    /// An answer about this one has been used; it may be asked for again after it has executed another program.
     pub(super) fn done(&mut self, process: ProcessId) {
         self.asked.remove(&process);
     }
 }
 
+/// What `/proc` said of a process.
+pub(super) struct Described {
+    /// When reading it began, ns of boot time: what the process executes after that is not described here.
+    pub(super) read_ns: u64,
+    pub(super) description: ProcessDescription,
+}
+
 /// One reading of a process.
 struct Reading {
     /// `None`: it has gone, or another has its PID.
-    description: Option<ProcessDescription>,
+    described: Option<Described>,
     /// Something of it could not be read just now.
     incomplete: bool,
 }
@@ -66,7 +74,7 @@ struct Postponed {
     due: Instant,
     attempts: usize,
     process: ProcessId,
-    known: Option<ProcessDescription>,
+    known: Option<Described>,
 }
 
 /// Tells of each process once: when all of it could be read, or when that has been tried often enough. Nobody waits for a
@@ -75,7 +83,7 @@ fn describe_all(
     processes: &Receiver<ProcessId>,
     pauses: &[Duration],
     read: impl Fn(ProcessId) -> Reading,
-    tell: impl Fn(ProcessId, Option<ProcessDescription>) -> bool,
+    tell: impl Fn(ProcessId, Option<Described>) -> bool,
 ) {
     let mut later: Vec<Postponed> = Vec::new();
     loop {
@@ -95,7 +103,7 @@ fn describe_all(
         for one in turn {
             let reading = read(one.process);
             // One that has gone meanwhile was what it was.
-            let known = reading.description.or(one.known);
+            let known = reading.described.or(one.known);
             match pauses.get(one.attempts).filter(|_| reading.incomplete) {
                 Some(pause) => {
                     later.push(Postponed { due: now + *pause, attempts: one.attempts + 1, known, ..one });
@@ -107,20 +115,24 @@ fn describe_all(
     }
 }
 
-fn describe(process: ProcessId) -> Reading {
+fn read(process: ProcessId) -> Reading {
+    let read_ns = boot_now();
     let options = FactOptions { mm: MmReadable::Yes, stack: false };
     let facts = ProcFs::host().facts(process.tgid, process.tgid, options).ok();
     let Some(facts) = facts.filter(|facts| process.started_in_tick_of(facts.start_ns)) else {
-        return Reading { description: None, incomplete: false };
+        return Reading { described: None, incomplete: false };
     };
     // Inside a driver's open it looks as if reading might wait; a moment later it does not.
-    let passing = |reason| matches!(reason, Reason::MightBlock | Reason::TimedOut);
+    let passing = |reason| matches!(reason, Reason::MightBlock | Reason::TimedOut | Reason::Executing);
     Reading {
         incomplete: facts.withheld.iter().any(|withheld| passing(withheld.reason)),
-        description: Some(ProcessDescription {
-            cmdline: facts.cmdline.unwrap_or_default(),
-            exe: facts.exe,
-            cgroup: facts.cgroup,
+        described: Some(Described {
+            read_ns,
+            description: ProcessDescription {
+                cmdline: facts.cmdline.unwrap_or_default(),
+                exe: facts.exe,
+                cgroup: facts.cgroup,
+            },
         }),
     }
 }
@@ -150,10 +162,11 @@ mod tests {
                     exe: Some(exe.into()).filter(|_| !exe.is_empty()),
                     ..ProcessDescription::default()
                 };
-                Reading { description: exe.map(description), incomplete }
+                let described = exe.map(|exe| Described { read_ns: 1, description: description(exe) });
+                Reading { described, incomplete }
             },
-            |process, description| {
-                let exe = description.and_then(|known| known.exe).map(|exe| exe.to_text());
+            |process, described| {
+                let exe = described.and_then(|known| known.description.exe).map(|exe| exe.to_text());
                 told.borrow_mut().push((process.tgid, exe));
                 if told.borrow().len() == asked.len() {
                     sender.take();

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::core::Core;
-use crate::model::change::ProcessDescription;
+use super::describer::Described;
 use crate::model::event::{Event, EventKind};
 use crate::model::{ProcessId, Snapshot};
 
@@ -55,11 +55,13 @@ impl Core {
     }
 
     /// A process was looked up.
-    pub(super) fn described(&mut self, process: ProcessId, description: Option<ProcessDescription>) {
-        if let Some(description) = description {
-            self.ledger.describe(process, description);
-            self.describer.done(process);
+    pub(super) fn described(&mut self, process: ProcessId, described: Option<Described>) {
+        let Some(Described { read_ns, description }) = described else { return };
+        self.describer.done(process);
+        if self.ledger.describe(process, read_ns, description) {
             self.write_down_description(process);
+        } else if self.ledger.is_undescribed(process) {
+            self.describer.ask_for(process);
         }
     }
 }

@@ -7,13 +7,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::oneshot;
 
+use super::describer::Described;
 use super::feed::Subscriber;
 use super::status::Status;
 use crate::answer::{self, Looked};
 use crate::diagnose::Roles;
 use crate::journal::GivenVerdict;
 use crate::kernel::Devices;
-use crate::model::change::ProcessDescription;
 use crate::model::report::{Cost, Report};
 use crate::model::{GpuMemory, ProcessId};
 
@@ -26,7 +26,7 @@ pub(super) enum Order {
     /// Tell this one what happens from now on.
     Subscribe(Subscriber),
     /// What `/proc` says of a process; nothing if it is gone.
-    Described(ProcessId, Option<ProcessDescription>),
+    Described(ProcessId, Option<Described>),
     /// How much memory of each GPU was used at that moment, ns of boot time.
     Measured(u64, Vec<GpuMemory>),
     /// What is said of each GPU by what was seen at that moment, ns of boot time.

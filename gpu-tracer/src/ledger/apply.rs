@@ -207,6 +207,7 @@ impl Ledger {
             return;
         }
         record.history.execed_ns = Some(at_ns);
+        record.named_ns = record.named_ns.max(at_ns);
         record.history.description = None;
         record.undescribed.clear();
         let old = std::mem::replace(&mut record.history.comm, comm.clone());
@@ -224,6 +225,7 @@ impl Ledger {
             return;
         }
         record.history.names.push(change);
+        record.named_ns = record.named_ns.max(at_ns);
         if task.is_leader() {
             record.history.comm.clone_from(new);
         }
@@ -233,7 +235,7 @@ impl Ledger {
     }
 
     /// The holders last seen wear the new name, too.
-    fn rename_entries(&mut self, task: TaskId, comm: &RawText) {
+    pub(super) fn rename_entries(&mut self, task: TaskId, comm: &RawText) {
         self.tasks_seen(task).for_each(|known| known.comm.clone_from(comm));
     }
 

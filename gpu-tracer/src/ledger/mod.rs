@@ -125,8 +125,14 @@ impl Ledger {
     }
 
     /// Adds what `/proc` says of a process. It is kept as what the process was when it opened its files.
-    pub fn describe(&mut self, process: ProcessId, description: ProcessDescription) {
-        let Some(record) = self.processes.get_mut(process) else { return };
+    ///
+    /// `read_ns`: when reading it began, ns of boot time. False, and nothing changes, if the process is unknown or has
+    /// executed another program since.
+    pub fn describe(&mut self, process: ProcessId, read_ns: u64, description: ProcessDescription) -> bool {
+        let Some(record) = self.processes.get_mut(process) else { return false };
+        if record.history.execed_ns.is_some_and(|execed| execed >= read_ns) {
+            return false;
+        }
         let description = Arc::new(description);
         record.history.description = Some(Arc::clone(&description));
         for id in std::mem::take(&mut record.undescribed) {
@@ -137,6 +143,7 @@ impl Ledger {
                 opened.description = Some(Arc::clone(&description));
             }
         }
+        true
     }
 
     /// Living processes of [`Ledger::tracked`] that nobody has described since they last executed a program, in order.

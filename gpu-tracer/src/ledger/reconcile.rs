@@ -95,6 +95,7 @@ impl Ledger {
         self.judge_absent(&ids, &dying, &scene, &mut drift);
         let (named, dropping) = self.survey(scene.taken_ns);
         self.holders = entries(&ids, resolved.holders, &dropping, &world);
+        self.rename_holders(scene.taken_ns);
         let before_ns = scene.before.map_or(0, |before| before.taken_ns);
         self.looked = Some(Looked { taken_ns: snapshot.taken_ns, before_ns, complete });
         self.ends.forget_before(snapshot.taken_ns);

@@ -31,8 +31,9 @@ impl Ledger {
                 changes.push(Change { at_ns, file: None, device: None, process: Some(process), kind });
             };
             let history = &mut record.history;
-            // Threads have names of their own: only the leader's is the process's.
-            if task.is_leader() && history.comm != task.comm {
+            // Threads have names of their own: only the leader's is the process's. What was heard since the snapshot was begun
+            // is newer.
+            if task.is_leader() && record.named_ns < at_ns && history.comm != task.comm {
                 let old = std::mem::replace(&mut history.comm, task.comm.clone());
                 if !old.is_empty() {
                     let new = task.comm.clone();
@@ -54,6 +55,18 @@ impl Ledger {
                 record.history.reparented.push(Reparenting { at_ns, from, to: task.ppid });
                 say(ChangeKind::Reparented { from, to: task.ppid });
             }
+        }
+    }
+
+    /// Holders of a snapshot wear the names that they were given since it was begun.
+    pub(super) fn rename_holders(&mut self, taken_ns: u64) {
+        let mut given = Vec::new();
+        for (process, record) in self.processes.iter().filter(|(_, record)| record.named_ns >= taken_ns) {
+            let names = record.history.names.entries().iter().filter(|change| change.at_ns >= taken_ns);
+            given.extend(names.map(|change| (TaskId { process, tid: change.tid }, change.new.clone())));
+        }
+        for (task, name) in given {
+            self.rename_entries(task, &name);
         }
     }
 

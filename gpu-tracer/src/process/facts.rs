@@ -56,6 +56,8 @@ pub enum Reason {
     MightBlock,
     /// The read did not return in time.
     TimedOut,
+    /// The process is executing another program just now.
+    Executing,
     /// The kernel refused for another reason, or wrote what it should not.
     Failed,
 }
@@ -229,13 +231,35 @@ fn through_mm(
     }
     // The thread gets a directory of its own: it may outlive this call.
     let Ok(own) = task.below(".") else { return (None, None) };
-    match within(MM_PATIENCE, move || (own.read("cmdline", CMDLINE_LIMIT), own.link("exe"))) {
+    match within(MM_PATIENCE, move || (command_line(&own), own.link("exe"))) {
         Ok((cmdline, exe)) => {
-            let cmdline = keep("cmdline", cmdline, withheld).map(|raw| RawText::from(arguments(raw)));
-            (cmdline, keep("exe", exe, withheld))
+            let cmdline = match cmdline.transpose() {
+                Some(read) => keep("cmdline", read, withheld),
+                None => {
+                    withheld.push(Withheld { file: "cmdline", reason: Reason::Executing });
+                    None
+                }
+            };
+            (cmdline.map(|raw| RawText::from(arguments(raw))), keep("exe", exe, withheld))
         }
         Err(_) => withhold(Reason::TimedOut),
     }
+}
+
+/// `cmdline` as it is; `None` while the task has the memory of a new program that has no command line yet. That is over
+/// in microseconds, unless its processor is busy.
+fn command_line(task: &ProcDir) -> Result<Option<Vec<u8>>, ProcError> {
+    for look in 0..LOOKS {
+        if look > 0 {
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
+        let raw = task.read("cmdline", CMDLINE_LIMIT)?;
+        // One that has no memory has no executable either.
+        if !raw.is_empty() || read_stat(task)?.arg_end != 0 || task.link("exe").is_err() {
+            return Ok(Some(raw));
+        }
+    }
+    Ok(None)
 }
 
 /// No thread of the process holds its address space in a way that could last: every thread is looked at, since they

@@ -29,6 +29,9 @@ pub struct Stat {
     pub threads: u32,
     /// Start, ns of boot time, in steps of a clock tick (10 ms).
     pub start_ns: u64,
+    /// Where in its memory the command line ends. 0: it has no memory, or is in an exec that has not put the new command
+    /// line there yet, or that is not ours to know. A process cannot make it 0 itself: nothing may be mapped there.
+    pub arg_end: u64,
 }
 
 impl Stat {
@@ -57,6 +60,7 @@ impl Stat {
             kernel_thread: flags & PF_KTHREAD != 0,
             threads: field(20)?.parse().ok()?,
             start_ns: ticks_to_ns(ticks),
+            arg_end: field(49).and_then(|field| field.parse().ok()).unwrap_or(0),
         })
     }
 

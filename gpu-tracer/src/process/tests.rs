@@ -122,6 +122,29 @@ fn a_living_thread_of_a_dead_leader_shows_the_command_line() {
 }
 
 #[test]
+fn a_command_line_that_is_not_there_yet_is_not_an_empty_one() {
+    let cases = [
+        ("in an exec", 0, true, (None, vec![Withheld { file: "cmdline", reason: Reason::Executing }])),
+        ("it erased its own", 4096, true, (Some(RawText::default()), vec![])),
+        ("its memory is gone", 0, false, (Some(RawText::default()), vec![])),
+    ];
+    for (case, arg_end, has_exe, expected) in cases {
+        let proc = FakeProc::new();
+        proc.thread(428, b"python3", 'S', 1, 0);
+        let stat = String::from_utf8(stat_line(428, b"python3", 'S', 1, 0)).expect("text");
+        let fields = stat.trim_end().split(' ').count();
+        let more = vec!["1"; 48 - fields].join(" ");
+        proc.write("428/task/428/stat", format!("{} {more} {arg_end} 0 0 0\n", stat.trim_end()));
+        proc.write("428/task/428/cmdline", "");
+        if !has_exe {
+            fs::remove_file(proc.0.path().join("428/task/428/exe")).expect("removed");
+        }
+        let facts = proc.fs().facts(428, 428, READ).expect("readable");
+        assert_eq!((facts.cmdline, facts.withheld), expected, "{case}");
+    }
+}
+
+#[test]
 fn an_address_space_that_may_be_locked_for_good_is_left_alone() {
     let both = ["cmdline", "exe"].map(|file| Withheld { file, reason: Reason::MightBlock });
     let cases = [
@@ -245,7 +268,7 @@ fn ten_thousand_hostile_names_change_nothing_but_the_name() {
 fn a_real_process_is_as_its_parent_started_it() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
     let pid = child.id();
-    // A busy machine may not give what is read through the address space in time.
+    // It may still be in its exec, and a busy machine may not give what is read through the address space in time.
     let looks = (0..100).map(|_| ProcFs::host().facts(pid, pid, READ));
     let facts = looks.filter_map(Result::ok).find(|facts| facts.cmdline.is_some() && facts.exe.is_some());
     child.kill().and_then(|()| child.wait()).expect("end of sleep");

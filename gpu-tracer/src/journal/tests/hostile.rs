@@ -29,7 +29,7 @@ fn names_come_back_as_they_went_in_whatever_they_are() {
     for (tgid, name) in (10..16).zip(names) {
         let description =
             ProcessDescription { cmdline: raw(name), exe: Some(raw(name)), cgroup: Some(raw(name)) };
-        desk.ledger.describe(process(tgid), description);
+        desk.ledger.describe(process(tgid), 1_011 * MS, description);
         let Desk { recorder, ledger, uids, .. } = &mut desk;
         recorder.described(process(tgid), 1_011 * MS, ledger, uids);
     }

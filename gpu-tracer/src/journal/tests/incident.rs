@@ -83,7 +83,7 @@ fn stage(dir: &Path) {
             exe: Some(exe.into()),
             cgroup: Some("/kubepods".into()),
         };
-        desk.ledger.describe(process(tgid), description);
+        desk.ledger.describe(process(tgid), begin + 61 * SECOND, description);
         let Desk { recorder, ledger, uids, .. } = &mut desk;
         recorder.described(process(tgid), begin + 61 * SECOND, ledger, uids);
     }

@@ -102,7 +102,7 @@ fn with_holder(dir: &Path, comm: &str, exe: &str) -> Desk {
     world.add(440, 1, comm, &[0]);
     desk.look(&world.snapshot(101 * SECOND));
     let description = ProcessDescription { exe: Some(exe.into()), ..ProcessDescription::default() };
-    desk.ledger.describe(process(440), description);
+    desk.ledger.describe(process(440), 102 * SECOND, description);
     let Desk { recorder, ledger, uids, .. } = &mut desk;
     recorder.described(process(440), 102 * SECOND, ledger, uids);
     desk

@@ -176,10 +176,8 @@ fn a_process_is_remembered_as_it_was_when_it_opened() {
     ledger.apply(&touched(60_000, 10, GPU0));
     assert_eq!((ledger.undescribed(), ledger.tracked()), (vec![process(10)], vec![process(10)]));
     let cmdline: RawText = "python3\0-m\0vllm".into();
-    ledger.describe(
-        process(10),
-        ProcessDescription { cmdline: cmdline.clone(), ..ProcessDescription::default() },
-    );
+    let description = ProcessDescription { cmdline: cmdline.clone(), ..ProcessDescription::default() };
+    assert!(ledger.describe(process(10), 65_000, description));
     ledger.reconcile(&one_holder(100_000));
     let (old, new): (RawText, RawText) = ("python3".into(), "VLLM::Worker".into());
     let renamed = EventKind::Renamed { task: leader(10), old: old.clone(), new: new.clone() };
@@ -200,12 +198,53 @@ fn a_description_that_comes_after_the_open_is_still_the_openers() {
     let mut ledger = Ledger::new();
     ledger.apply(&opened(60_000, 10, 1, GPU0));
     let cmdline: RawText = "train.py".into();
-    ledger.describe(
-        process(10),
-        ProcessDescription { cmdline: cmdline.clone(), ..ProcessDescription::default() },
-    );
+    let description = ProcessDescription { cmdline: cmdline.clone(), ..ProcessDescription::default() };
+    assert!(ledger.describe(process(10), 65_000, description));
     let opened = ledger.view().files[0].opened.clone();
     assert_eq!(opened.map(|opened| opened.opener.cmdline.clone()), Some(cmdline));
+}
+
+#[test]
+fn what_was_read_before_an_exec_does_not_describe_what_was_executed() {
+    let mut ledger = Ledger::new();
+    ledger.apply(&opened(60_000, 10, 1, GPU0));
+    let exec = EventKind::Execed { task: leader(10), comm: "python3".into() };
+    ledger.apply(&event(70_000, exec));
+    let description =
+        |cmdline: &str| ProcessDescription { cmdline: cmdline.into(), ..ProcessDescription::default() };
+    let cmdline_of = |ledger: &Ledger| {
+        let history = ledger.history(process(10)).expect("known");
+        history.description.as_ref().map(|known| known.cmdline.clone())
+    };
+    assert!(
+        !ledger.describe(process(10), 69_000, description("bash start.sh")),
+        "it is of the program before"
+    );
+    assert_eq!((cmdline_of(&ledger), ledger.undescribed()), (None, vec![process(10)]));
+    assert!(ledger.describe(process(10), 71_000, description("python3 train.py")));
+    assert_eq!(cmdline_of(&ledger), Some("python3 train.py".into()));
+    assert!(!ledger.describe(process(99), 71_000, description("x")), "nobody knows this one");
+}
+
+#[test]
+fn a_snapshot_does_not_take_back_a_name_given_since_it_was_begun() {
+    for kind in [
+        EventKind::Execed { task: leader(10), comm: "worker".into() },
+        EventKind::Renamed { task: leader(10), old: "python3".into(), new: "worker".into() },
+    ] {
+        let mut ledger = ledger_with_one_holder();
+        ledger.apply(&event(210_000, kind));
+        let before = ledger.history(process(10)).expect("known").names.clone();
+        let drift = ledger.reconcile(&one_holder(200_000));
+        assert_eq!(said(&drift.changes), []);
+        let view = ledger.view();
+        let entry = &view.holders[0];
+        let worker: RawText = "worker".into();
+        assert_eq!((&entry.carrier.comm, &entry.history.comm), (&worker, &worker));
+        assert_eq!(entry.history.names, before);
+        let drift = ledger.reconcile(&one_holder(220_000));
+        assert!(matches!(&said(&drift.changes)[..], [(Some(10), ChangeKind::Renamed { .. })]), "it is newer");
+    }
 }
 
 #[test]
