@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use gpu_tracer_tests::harness::{Daemon, Device, Finished, Play, eventually, programs_are_interrupted};
@@ -85,6 +86,36 @@ fn the_story_of_open_fork_kill_and_release_is_told_after_the_daemon_has_stopped(
     assert_eq!(last, is_complete, "{text}");
     // Nobody who did not touch a device is in it; where something was missed that is not known.
     assert_eq!(daemon.history(&["--story", &scenario.to_string()]).status, if is_complete { 2 } else { 3 });
+}
+
+#[test]
+fn who_executes_another_program_right_after_opening_has_first_one_name_and_then_the_other() {
+    let device = Device::one();
+    let daemon = Daemon::start(&device);
+    let line = "exec 3<\"$0\"; exec sleep 600";
+    let spawn = |_| Command::new("bash").args(["-c", line]).arg(device.path()).spawn().expect("bash");
+    let mut children: Vec<Child> = (0..40).map(spawn).collect();
+    let pids: BTreeSet<u64> = children.iter().map(|child| u64::from(child.id())).collect();
+    let of_theirs = |answer: &Value, what: &str| -> Vec<Value> {
+        let theirs = |event: &&Value| {
+            event["what"] == what && event["process"]["pid"].as_u64().is_some_and(|pid| pids.contains(&pid))
+        };
+        answer["events"].as_array().into_iter().flatten().filter(theirs).cloned().collect()
+    };
+    let everything = ["--since", "1h", "--events", "--limit", "100000"];
+    let answer = history_when(&daemon, &everything, "all that they executed", |answer| {
+        of_theirs(answer, "execed").len() == pids.len() || programs_are_interrupted()
+    });
+    for child in &mut children {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    for event in of_theirs(&answer, "renamed") {
+        assert_eq!((&event["old"], &event["new"]), (&"bash".into(), &"sleep".into()), "{event:#}");
+    }
+    for event in of_theirs(&answer, "opened") {
+        assert_eq!(event["process"]["comm"], "bash", "{event:#}");
+    }
 }
 
 #[test]
