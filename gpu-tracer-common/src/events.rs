@@ -91,6 +91,9 @@ pub mod access_bits {
     pub const LAST_OF_WINDOW: u32 = 4;
 }
 
+/// Descriptors of an exiting task that are looked at where programs cannot loop.
+pub const DESCRIPTORS_WITHOUT_LOOP: u32 = 16_384;
+
 /// `fd` of a [`TouchRecord`]: none is known.
 pub const NO_FD: u32 = u32::MAX;
 

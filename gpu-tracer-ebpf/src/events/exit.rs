@@ -15,7 +15,8 @@ use aya_ebpf::{
     maps::PerCpuArray,
 };
 use gpu_tracer_common::events::{
-    Drop, EXIT_HOLDS, ExitHold, ExitRecord, KIND_EXITING, MAX_EXIT_CHUNKS, MAY_WAIT, MOST_MAY_WAIT, exit_bits,
+    DESCRIPTORS_WITHOUT_LOOP, Drop, EXIT_HOLDS, ExitHold, ExitRecord, KIND_EXITING, MAX_EXIT_CHUNKS,
+    MAY_WAIT, MOST_MAY_WAIT, exit_bits,
 };
 
 use super::{EVENTS, account, argument, count, head, now, task_ref, tracked};
@@ -51,8 +52,6 @@ static DRAFT: PerCpuArray<Draft> = PerCpuArray::with_max_entries(1, 0);
 static EXIT_SLOTS: PerCpuArray<[u64; SLOTS_PER_WORD]> = PerCpuArray::with_max_entries(1, 0);
 
 const SLOTS_PER_WORD: usize = 64;
-/// Words of the table that are looked at where the verifier follows each of them by itself.
-const WORDS_WITHOUT_LOOP: u32 = 256;
 /// `sysctl_nr_open` cannot exceed this.
 const MAX_FDS: u32 = 1 << 30;
 
@@ -66,8 +65,7 @@ fn on_exit(context: *mut c_void) -> i32 {
     0
 }
 
-/// The same for kernels without `bpf_loop` (before 5.17): only the first [`WORDS_WITHOUT_LOOP`] words of the fd table are
-/// looked at.
+/// The same for kernels without `bpf_loop` (before 5.17): only the first [`DESCRIPTORS_WITHOUT_LOOP`] are looked at.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exit")]
 fn on_exit_in_steps(context: *mut c_void) -> i32 {
@@ -176,7 +174,7 @@ fn walk_table(draft: *mut Draft, files: u64) -> Result<(), Drop> {
 #[inline(always)]
 fn walk_in_steps(draft: *mut Draft, files: u64) -> Result<(), Drop> {
     let max = begin_walk(draft, files)?;
-    for index in 0..WORDS_WITHOUT_LOOP {
+    for index in 0..DESCRIPTORS_WITHOUT_LOOP / 64 {
         if index * 64 >= max {
             return Ok(());
         }
@@ -184,7 +182,7 @@ fn walk_in_steps(draft: *mut Draft, files: u64) -> Result<(), Drop> {
             return Ok(());
         }
     }
-    if max > WORDS_WITHOUT_LOOP * 64 { Err(Drop::TableTooLong) } else { Ok(()) }
+    if max > DESCRIPTORS_WITHOUT_LOOP { Err(Drop::TableTooLong) } else { Ok(()) }
 }
 
 /// [`walk_word`] as a function that others could call: such a one is verified by itself, once, and not at each of its calls. So is that

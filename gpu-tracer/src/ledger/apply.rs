@@ -102,7 +102,11 @@ impl Ledger {
     /// A process is heard of by the name of one of its tasks.
     pub(super) fn meet(&mut self, task: TaskId, at_ns: u64, comm: &RawText) {
         let record = self.processes.meet(task.process, at_ns);
-        if task.is_leader() || record.history.comm.is_empty() {
+        if task.is_leader() && record.named_ns <= at_ns {
+            record.named_ns = at_ns;
+            record.history.comm.clone_from(comm);
+        } else if record.history.comm.is_empty() {
+            // Better than none.
             record.history.comm.clone_from(comm);
         }
         self.processes.limit();
@@ -196,6 +200,7 @@ impl Ledger {
             record.ppid.get_or_insert(parent.process.tgid);
             if record.history.comm.is_empty() {
                 record.history.comm.clone_from(comm);
+                record.named_ns = record.named_ns.max(at_ns);
             }
         }
         self.processes.limit();
@@ -225,8 +230,8 @@ impl Ledger {
             return;
         }
         record.history.names.push(change);
-        record.named_ns = record.named_ns.max(at_ns);
         if task.is_leader() {
+            record.named_ns = record.named_ns.max(at_ns);
             record.history.comm.clone_from(new);
         }
         self.rename_entries(task, new);

@@ -124,7 +124,7 @@ pub(super) struct Process {
     pub(super) ppid: Option<u32>,
     /// When it was last heard of.
     pub(super) heard_ns: u64,
-    /// When one of its tasks was last heard to be given a name, ns of boot time.
+    /// When the name of its leader was last heard, ns of boot time.
     pub(super) named_ns: u64,
     /// Named by a living file as one of its holders.
     pub(super) holding: bool,

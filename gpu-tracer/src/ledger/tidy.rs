@@ -58,12 +58,17 @@ impl Ledger {
         }
     }
 
-    /// Holders of a snapshot wear the names that they were given since it was begun.
+    /// Holders of a snapshot wear the names that were heard since it was begun.
     pub(super) fn rename_holders(&mut self, taken_ns: u64) {
         let mut given = Vec::new();
-        for (process, record) in self.processes.iter().filter(|(_, record)| record.named_ns >= taken_ns) {
-            let names = record.history.names.entries().iter().filter(|change| change.at_ns >= taken_ns);
-            given.extend(names.map(|change| (TaskId { process, tid: change.tid }, change.new.clone())));
+        for (process, record) in self.processes.iter() {
+            let task = |tid| TaskId { process, tid };
+            let names = record.history.names.entries();
+            let heard = &names[names.partition_point(|name| name.at_ns < taken_ns)..];
+            given.extend(heard.iter().map(|name| (task(name.tid), name.new.clone())));
+            if record.named_ns >= taken_ns {
+                given.push((task(process.tgid), record.history.comm.clone()));
+            }
         }
         for (task, name) in given {
             self.rename_entries(task, &name);

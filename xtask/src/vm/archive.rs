@@ -1,8 +1,6 @@
-//! Packages of Debian releases other than this machine's, fetched with this machine's apt from the mirror that it uses
-//! already, without touching what apt knows of this machine: lists and downloads lie in a private folder, and apt is
-//! told that nothing is installed.
+//! Packages of releases other than this machine's, fetched with this machine's apt, without touching what apt knows of
+//! this machine: lists and downloads lie in a private folder, and apt is told that nothing is installed.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,57 +8,6 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 
 use crate::child;
-use crate::debian;
-
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-
-/// Names the mirror where apt's own sources do not: a URI, then if wanted that of the security archive.
-const MIRROR_VARIABLE: &str = "GPU_TRACER_DEBIAN_MIRROR";
-
-/// Where packages come from.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Mirror {
-    main: String,
-    security: Option<String>,
-}
-
-impl Mirror {
-    /// The one that this machine's apt uses for Debian.
-    pub(crate) fn of_this_machine() -> Result<Self> {
-        if let Ok(named) = env::var(MIRROR_VARIABLE) {
-            let mut words = named.split_whitespace().map(str::to_owned);
-            let main = words.next().with_context(|| format!("{MIRROR_VARIABLE} is empty"))?;
-            return Ok(Self { main, security: words.next() });
-        }
-        if let Some(mirror) = Self::in_targets(&targets()?) {
-            return Ok(mirror);
-        }
-        // Whose packages a source has is known only once its lists were fetched.
-        debian::update()?;
-        Self::in_targets(&targets()?).with_context(|| {
-            format!(
-                "apt's sources on this machine name no Debian mirror: set {MIRROR_VARIABLE} to the URI of one"
-            )
-        })
-    }
-
-    fn in_targets(targets: &str) -> Option<Self> {
-        let labelled = |wanted: &str| {
-            targets
-                .lines()
-                .filter_map(|line| line.split_once(' '))
-                .find(|(_, of)| *of == wanted)
-                .map(|(uri, _)| uri.to_owned())
-        };
-        Some(Self { main: labelled("Debian Debian")?, security: labelled("Debian Debian-Security") })
-    }
-}
-
-/// The URI, origin and label of each of apt's sources.
-fn targets() -> Result<String> {
-    let format = "$(REPO_URI) $(ORIGIN) $(LABEL)";
-    child::stdout(Command::new("apt-get").args(["indextargets", "--format", format, "Created-By: Packages"]))
-}
 
 /// A package, as apt would install it.
 #[derive(Debug, PartialEq, Eq)]
@@ -84,19 +31,12 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// The packages of a release; `folder` keeps the lists and downloads. Fetches the lists.
-    pub(crate) fn open(folder: &Path, mirror: &Mirror, suite: &str, security: bool) -> Result<Self> {
-        if !Path::new(KEYRING).exists() {
-            bail!("{KEYRING} is not there, so packages cannot be verified: install debian-archive-keyring");
-        }
+    /// The packages of these sources, as apt's list has them; `folder` keeps the lists and downloads. Fetches the lists.
+    pub(crate) fn open(folder: &Path, sources: &str) -> Result<Self> {
         let archive = Self { folder: folder.to_owned() };
         for part in ["state/lists/partial", "cache/archives/partial", "downloads"] {
             fs::create_dir_all(folder.join(part))
                 .with_context(|| format!("cannot create {}", folder.join(part).display()))?;
-        }
-        let mut sources = format!("deb [signed-by={KEYRING}] {} {suite} main\n", mirror.main);
-        if let (true, Some(uri)) = (security, &mirror.security) {
-            sources += &format!("deb [signed-by={KEYRING}] {uri} {suite}-security main\n");
         }
         let lists = folder.join("sources.list");
         fs::write(&lists, sources).with_context(|| format!("cannot write {}", lists.display()))?;
@@ -148,11 +88,10 @@ impl Archive {
             .collect()
     }
 
-    /// Removes what was downloaded, once it is unpacked.
+    /// Removes lists and downloads, once what was wanted is unpacked.
     pub(crate) fn clean(&self) {
         // What stays behind costs space and nothing else.
-        let _ = fs::remove_dir_all(self.folder.join("cache"));
-        let _ = fs::remove_dir_all(self.folder.join("downloads"));
+        let _ = fs::remove_dir_all(&self.folder);
     }
 
     fn apt(&self, tool: &str) -> Command {
@@ -236,17 +175,6 @@ pub(crate) fn unpack(packages: &[PathBuf], into: &Path, excluded: &[&str]) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_mirror_is_the_one_that_has_debian_and_not_a_vendors() {
-        let targets = "http://a.test/tools/ Vendor Vendor\nhttp://b.test/sec/ Debian Debian-Security\n\
-                       http://b.test/debian/ Debian Debian\n";
-        let expected =
-            Mirror { main: "http://b.test/debian/".into(), security: Some("http://b.test/sec/".into()) };
-        assert_eq!(Mirror::in_targets(targets), Some(expected));
-        assert_eq!(Mirror::in_targets("http://a.test/u Ubuntu Ubuntu\n"), None);
-        assert_eq!(Mirror::in_targets("http://a.test/u $(ORIGIN) $(LABEL)\n"), None);
-    }
 
     #[test]
     fn packages_are_read_from_a_simulation() {

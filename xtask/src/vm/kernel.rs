@@ -1,4 +1,4 @@
-//! Stock kernels of Debian releases: the image, the modules, and a small root folder with the headers and the very
+//! Stock kernels of distributions: the image, the modules, and a small root folder with the headers and the very
 //! compiler that the kernel was built with.
 
 use std::fs;
@@ -6,30 +6,48 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::archive::{self, Archive, Mirror};
+use super::archive::{self, Archive};
+use super::sources::{Release, Vendor};
 
 /// A kernel line that the tests run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Line {
     /// As it is asked for on the command line.
     pub(crate) label: &'static str,
-    /// The Debian release that has it.
-    suite: &'static str,
-    /// Whether that release has security updates apart from its own packages.
-    security: bool,
+    /// The release that has it.
+    release: Release,
 }
 
 /// All of them, oldest first.
-pub(crate) const LINES: [Line; 4] = [
-    Line { label: "5.10", suite: "bullseye", security: true },
-    Line { label: "6.1", suite: "bookworm", security: true },
-    Line { label: "6.12", suite: "trixie", security: true },
-    Line { label: "7.2", suite: "sid", security: false },
+pub(crate) const LINES: [Line; 5] = [
+    Line { label: "5.10", release: Release { vendor: Vendor::Debian, suite: "bullseye", security: true } },
+    Line { label: "5.15", release: Release { vendor: Vendor::Ubuntu, suite: "jammy", security: true } },
+    Line { label: "6.1", release: Release { vendor: Vendor::Debian, suite: "bookworm", security: true } },
+    Line { label: "6.12", release: Release { vendor: Vendor::Debian, suite: "trixie", security: true } },
+    Line { label: "7.2", release: Release { vendor: Vendor::Debian, suite: "sid", security: false } },
 ];
 
-/// Beside the compiler, which the headers bring with them, what building a module takes.
-const BUILD_PACKAGES: [&str; 9] =
-    ["linux-headers-amd64", "base-files", "coreutils", "dash", "findutils", "grep", "make", "mawk", "sed"];
+/// Beside headers and compiler, what building a module takes.
+const BUILD_PACKAGES: [&str; 8] =
+    ["base-files", "coreutils", "dash", "findutils", "grep", "make", "mawk", "sed"];
+
+impl Vendor {
+    /// What a release of a kernel ends with.
+    fn flavour(self) -> &'static str {
+        match self {
+            Self::Debian => "-amd64",
+            Self::Ubuntu => "-generic",
+        }
+    }
+
+    /// The package that brings the newest headers, and the compiler that they do not bring with them.
+    fn headers(self) -> &'static [&'static str] {
+        match self {
+            Self::Debian => &["linux-headers-amd64"],
+            Self::Ubuntu => &["linux-headers-generic", "gcc"],
+        }
+    }
+}
 
 /// Of the packages above, what no build reads.
 const NOT_FOR_BUILDS: [&str; 6] = [
@@ -55,14 +73,15 @@ pub(crate) struct Kernel {
 impl Kernel {
     /// Fetches a kernel, unless the cache has it.
     pub(crate) fn fetch(line: Line, cache: &Path, refresh: bool) -> Result<Self> {
-        let folder = cache.join(line.suite);
+        let folder = cache.join(line.release.suite);
         let record = folder.join("release");
         if !refresh && let Ok(release) = fs::read_to_string(&record) {
             return Ok(Self { release: release.trim().to_owned(), folder });
         }
-        eprintln!("vm: fetching the kernel of {} and its compiler", line.suite);
-        let release = fetch(line, &folder)
-            .with_context(|| format!("cannot fetch kernel {} from Debian {}", line.label, line.suite))?;
+        let Release { vendor, suite, .. } = line.release;
+        eprintln!("vm: fetching the kernel of {vendor:?} {suite} and its compiler");
+        let release = fetch(line, cache, &folder)
+            .with_context(|| format!("cannot fetch kernel {} from {vendor:?} {suite}", line.label))?;
         fs::write(&record, &release).with_context(|| format!("cannot write {}", record.display()))?;
         Ok(Self { release, folder })
     }
@@ -87,18 +106,20 @@ impl Kernel {
     }
 }
 
-fn fetch(line: Line, folder: &Path) -> Result<String> {
-    let archive = Archive::open(&folder.join("apt"), &Mirror::of_this_machine()?, line.suite, line.security)?;
-    let closure = archive.closure(&BUILD_PACKAGES)?;
+fn fetch(line: Line, cache: &Path, folder: &Path) -> Result<String> {
+    let Release { vendor, suite, .. } = line.release;
+    let archive = Archive::open(&folder.join("apt"), &line.release.sources(cache)?)?;
+    let packages = [vendor.headers(), &BUILD_PACKAGES].concat();
+    let closure = archive.closure(&packages)?;
     let release = closure
         .iter()
-        .find_map(|package| release_of_headers(&package.name))
-        .context("linux-headers-amd64 brings no headers")?
+        .find_map(|package| release_of_headers(&package.name, vendor))
+        .with_context(|| format!("{} brings no headers", packages[0]))?
         .to_owned();
     if !release.starts_with(&format!("{}.", line.label)) {
-        eprintln!("vm: Debian {} has moved on from {}: its kernel is now {release}", line.suite, line.label);
+        eprintln!("vm: {vendor:?} {suite} has moved on from {}: its kernel is now {release}", line.label);
     }
-    let build = archive.fetch_closure(&BUILD_PACKAGES, &closure)?;
+    let build = archive.fetch_closure(&packages, &closure)?;
     replace(&folder.join("root"), |root| {
         archive::unpack(&build, root, &NOT_FOR_BUILDS)?;
         finish_root(root)
@@ -110,16 +131,18 @@ fn fetch(line: Line, folder: &Path) -> Result<String> {
 }
 
 /// `5.10.0-32-amd64` of `linux-headers-5.10.0-32-amd64`.
-fn release_of_headers(package: &str) -> Option<&str> {
+fn release_of_headers(package: &str, vendor: Vendor) -> Option<&str> {
     let release = package.strip_prefix("linux-headers-")?;
-    (release.starts_with(|c: char| c.is_ascii_digit()) && release.ends_with("-amd64")).then_some(release)
+    let is_one = release.starts_with(|c: char| c.is_ascii_digit()) && release.ends_with(vendor.flavour());
+    is_one.then_some(release)
 }
 
-/// The packages with image and modules. From 7.x on they are apart.
+/// The packages with image and modules. Ubuntu has them apart, Debian from 7.x on.
 fn image_packages(archive: &Archive, release: &str) -> Result<Vec<String>> {
-    let choices: [&[&str]; 4] = [
+    let choices: [&[&str]; 5] = [
         &["linux-binary-", "linux-modules-", "linux-base-"],
         &["linux-binary-unsigned-", "linux-modules-", "linux-base-"],
+        &["linux-image-", "linux-modules-"],
         &["linux-image-"],
         &["linux-image-unsigned-"],
     ];
@@ -186,14 +209,17 @@ mod tests {
     #[test]
     fn a_release_is_read_from_the_headers_package_alone() {
         let cases = [
-            ("linux-headers-5.10.0-32-amd64", Some("5.10.0-32-amd64")),
-            ("linux-headers-7.2.13+deb14-amd64", Some("7.2.13+deb14-amd64")),
-            ("linux-headers-amd64", None),
-            ("linux-headers-6.1.0-57-common", None),
-            ("make", None),
+            (Vendor::Debian, "linux-headers-5.10.0-32-amd64", Some("5.10.0-32-amd64")),
+            (Vendor::Debian, "linux-headers-7.2.13+deb14-amd64", Some("7.2.13+deb14-amd64")),
+            (Vendor::Debian, "linux-headers-amd64", None),
+            (Vendor::Debian, "linux-headers-6.1.0-57-common", None),
+            (Vendor::Ubuntu, "linux-headers-5.15.0-164-generic", Some("5.15.0-164-generic")),
+            (Vendor::Ubuntu, "linux-headers-5.15.0-164", None),
+            (Vendor::Ubuntu, "linux-headers-generic", None),
+            (Vendor::Ubuntu, "make", None),
         ];
-        for (package, release) in cases {
-            assert_eq!(release_of_headers(package), release, "{package}");
+        for (vendor, package, release) in cases {
+            assert_eq!(release_of_headers(package, vendor), release, "{package}");
         }
     }
 

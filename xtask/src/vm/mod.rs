@@ -1,7 +1,7 @@
 //! `cargo xtask vm`: the tests on the kernels of real distributions, in guests that QEMU emulates.
 //!
-//! A guest is a stock Debian kernel ([`kernel`], fetched by [`archive`]) and one initramfs ([`contents`], [`tree`],
-//! [`cpio`]): busybox, this machine's own tools and libraries, the programs under test, the kernel's modules
+//! A guest is a stock kernel ([`kernel`], fetched by [`archive`] from its distribution's [`sources`]) and one initramfs
+//! ([`contents`], [`tree`], [`cpio`]): busybox, this machine's own tools and libraries, the programs under test, the kernel's modules
 //! ([`modules`]) and the stand-in driver, which is built with that kernel's own compiler ([`toolchain`]). Nothing of
 //! this machine is shared with a running guest. [`guest`] runs it and holds it to its deadlines; `tests/vm/init.sh` is
 //! what runs inside.
@@ -21,6 +21,7 @@ mod kernel;
 mod modules;
 mod needs;
 mod protocol;
+mod sources;
 mod suite;
 mod systemd;
 mod toolchain;
@@ -60,7 +61,7 @@ pub(crate) struct Arguments {
         value_name = "LINE,...",
         value_delimiter = ',',
         default_value = "6.1",
-        value_parser = ["5.10", "6.1", "6.12", "7.2", "all"]
+        value_parser = ["5.10", "5.15", "6.1", "6.12", "7.2", "all"]
     )]
     kernel: Vec<String>,
     /// Run only tests whose name (`program::test`) contains this, or one of these with commas between them.

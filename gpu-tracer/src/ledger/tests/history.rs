@@ -248,6 +248,22 @@ fn a_snapshot_does_not_take_back_a_name_given_since_it_was_begun() {
 }
 
 #[test]
+fn a_snapshot_that_saw_a_task_before_its_exec_does_not_rename_who_has_opened_since() {
+    let mut ledger = Ledger::new();
+    let mut before = one_holder(100_000);
+    before.tasks[0].comm = "forked".into();
+    ledger.apply(&touched(110_000, 10, GPU0));
+    let drift = ledger.reconcile(&before);
+    assert!(
+        !said(&drift.changes).iter().any(|(_, kind)| matches!(kind, ChangeKind::Renamed { .. })),
+        "{drift:?}"
+    );
+    let view = ledger.view();
+    let python: RawText = "python3".into();
+    assert_eq!((&view.holders[0].carrier.comm, &view.holders[0].history.comm), (&python, &python));
+}
+
+#[test]
 fn a_name_changed_between_snapshots_is_noticed_without_an_event() {
     let mut ledger = ledger_with_one_holder();
     let renamed = Task { comm: "worker".into(), ..task(10, 10) };

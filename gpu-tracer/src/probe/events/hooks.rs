@@ -10,9 +10,13 @@ use aya::{
     Ebpf,
     programs::{CgroupDevice, ProgramError, RawTracePoint},
 };
+use gpu_tracer_common::events::DESCRIPTORS_WITHOUT_LOOP;
 
 use super::{cgroup, sys};
 use crate::kernel::{Answer, Features};
+
+// As one of the limits below says.
+const _: () = assert!(DESCRIPTORS_WITHOUT_LOOP == 16_384);
 
 /// Where a program is attached.
 enum Place {
