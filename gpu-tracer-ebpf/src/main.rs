@@ -6,8 +6,8 @@
 //! | `holds.rs` | one file looked at: is it a GPU device, an io_uring, a carrier; and the record of it |
 //! | `tasks.rs` | `iter/task`: every task, and a walk of its fd table |
 //! | `task_file.rs` | `iter/task_file`: the same descriptors on kernels without `bpf_loop` |
-//! | `mappings.rs` | `iter/task_vma` |
-//! | `mm_lists.rs` | the same on kernels that have neither trees nor `iter/task_vma` |
+//! | `mappings.rs` | `iter/task`: a walk of each address space |
+//! | `mm_lists.rs` | the same on kernels that keep mappings in lists |
 //! | `sockets.rs` | `iter/unix`: descriptors in flight |
 //! | `socket_table.rs` | the same on kernels without `bpf_loop` |
 //! | `subjects.rs` | a closer look at files found before: what the driver or an io_uring holds |

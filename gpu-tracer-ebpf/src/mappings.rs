@@ -1,8 +1,7 @@
 //! Mappings. A mapping keeps its file open after the descriptor is closed.
 //!
 //! Since 6.1 the mappings of an address space are in a maple tree, which is walked here like an fd table: by reading
-//! pointers, without a lock and without a reference. `iter/task_vma`, for older kernels, waits for the address space's
-//! lock, behind whoever is stuck with it, and visits one mapping per run. Where there is neither: `mm_lists.rs`.
+//! pointers, without a lock and without a reference. Before that they are in a list: `mm_lists.rs`.
 
 use core::ffi::c_void;
 
@@ -15,8 +14,8 @@ use gpu_tracer_common::snapshot::HOLD_MAP;
 
 use crate::{
     access::{field, offset, peek, pointer, read},
-    holds::{BPF_F_NO_PREALLOC, Found, Full, look_at_device, look_at_file, may_be_of_interest},
-    tasks::{IterMeta, TaskContext},
+    holds::{BPF_F_NO_PREALLOC, Found, Full, look_at_file, may_be_of_interest},
+    tasks::TaskContext,
 };
 
 /// Address spaces that some thread of a dead leader showed already in the session of the value.
@@ -209,56 +208,4 @@ unsafe extern "C" fn visit_slot(slot: u32, _: *mut c_void) -> i64 {
         return 1;
     }
     0
-}
-
-#[repr(C)]
-struct TaskVmaContext {
-    _meta: *mut IterMeta,
-    task: *mut c_void,
-    vma: *mut c_void,
-}
-
-/// Mappings of devices and of io_urings.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "iter/task_vma")]
-fn iter_mappings(context: *mut c_void) -> i32 {
-    match file_of(context) {
-        Some((file, found)) => i32::from(look_at_file(file, &found).is_err()),
-        None => 0,
-    }
-}
-
-/// Mappings of devices only, for kernels without `bpf_loop` (before 5.17).
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "iter/task_vma")]
-fn iter_mappings_only(context: *mut c_void) -> i32 {
-    match file_of(context) {
-        Some((file, found)) => i32::from(look_at_device(file, &found).is_err()),
-        None => 0,
-    }
-}
-
-#[inline(always)]
-fn file_of(context: *mut c_void) -> Option<(u64, Found)> {
-    // SAFETY: the kernel passes `struct bpf_iter__task_vma`, whose layout is ABI.
-    let context = unsafe { &*context.cast::<TaskVmaContext>() };
-    let (task, vma) = (context.task, context.vma);
-    if task.is_null() || vma.is_null() {
-        return None;
-    }
-    // SAFETY: `vma` and `task` are the context's BTF pointers, checked for null.
-    unsafe {
-        let file = pointer(vma, offset!(vma_file));
-        if file == 0 {
-            return None;
-        }
-        let found = Found {
-            kind: HOLD_MAP,
-            tid: field::<u32>(task, offset!(task_pid)),
-            by: pointer(vma, offset!(vma_mm)),
-            at: field::<u64>(vma, offset!(vma_start)),
-            end: field::<u64>(vma, offset!(vma_end)),
-        };
-        Some((file, found))
-    }
 }

@@ -1,7 +1,7 @@
-//! Mappings on kernels that have neither a tree of them that can be walked (6.1) nor `iter/task_vma` (5.12).
+//! Mappings on kernels that do not keep them in trees (before 6.1).
 //!
 //! There the mappings of an address space are in a list too. It is walked by reading pointers, without a lock and without
-//! a reference, and without `bpf_loop`, which came later: a part of the list in each run of the program, which then asks
+//! a reference, and without `bpf_loop`, which not all of them have: a part of the list in each run of the program, which then asks
 //! the kernel for the same task again. A list that changed at the place where the walk was is begun again; what changes all
 //! the time is counted as not seen to its end.
 

@@ -228,7 +228,7 @@ fn say_owners(file: u64, rdev: u32) -> Result<(), Full> {
 /// Mappings of a file found from the file's side: also those in an address space that no task has any more.
 ///
 /// NVIDIA's UVM keeps the address space of a dead process alive through a descriptor that a child inherited, and with it
-/// every mapping of the parent. `iter/task_vma` cannot get there.
+/// every mapping of the parent. A walk of tasks does not get there.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
 fn iter_file_mappings(_: *mut c_void) -> i32 {

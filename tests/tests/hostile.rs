@@ -1,8 +1,11 @@
 //! Names that lie, and names that attack whoever prints them.
 
 use std::collections::BTreeSet;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use gpu_tracer_tests::harness::{Play, Tracer};
+use gpu_tracer_tests::harness::{Device, Play, Tracer};
 
 #[test]
 fn a1_a_renamed_worker_is_named_with_the_program_that_it_is() {
@@ -26,6 +29,54 @@ fn a_name_that_looks_like_the_rest_of_stat_changes_nothing() {
 #[test]
 fn no_holder_is_lost_to_its_name() {
     Play::stage("hostile-swarm", &["1000"]).check();
+}
+
+/// Says that it is over when it is left, however that is.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Mappings of this process that stay: each second page of a range, so that none can be merged with the next.
+fn map_many(pages: usize) {
+    const PAGE: usize = 4096;
+    // SAFETY: memory that nobody else has is mapped, and its rights are changed.
+    unsafe {
+        let (none, private) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let range = libc::mmap(std::ptr::null_mut(), pages * PAGE, none, private, -1, 0);
+        assert_ne!(range, libc::MAP_FAILED);
+        for page in (0..pages).step_by(2) {
+            assert_eq!(libc::mprotect(range.cast::<u8>().add(page * PAGE).cast(), PAGE, libc::PROT_READ), 0);
+        }
+    }
+}
+
+#[test]
+fn looks_harm_nobody_while_processes_come_and_go() {
+    // Each shares this process's address space until it executes. A look that is at its mappings at that moment must not be the
+    // end of the kernel, nor leave the lock of this address space taken: where the kernel's own iterator of mappings is used,
+    // it is before Linux 6.2.
+    map_many(8_000);
+    let over = AtomicBool::new(false);
+    let come_and_go = || {
+        let mut ended = 0;
+        while !over.load(Ordering::Relaxed) {
+            ended += u32::from(Command::new("true").status().expect("true").success());
+        }
+        ended
+    };
+    let tracer = Tracer::new(&Device::nobodys());
+    thread::scope(|scope| {
+        let over = Over(&over);
+        let ended: Vec<_> = (0..2).map(|_| scope.spawn(come_and_go)).collect();
+        (0..6).for_each(|_| drop(tracer.holders()));
+        drop(over);
+        let ended: Vec<u32> = ended.into_iter().map(|one| one.join().expect("no panic")).collect();
+        assert!(ended.iter().all(|ended| *ended > 0), "{ended:?}");
+    });
 }
 
 /// Everything that must not reach a terminal raw, in text that should hold none of it but line ends.

@@ -53,7 +53,7 @@ fn the_table_of_kernels_is_true_of_this_one() {
     };
     let columns = [
         ("descriptors", "iter/task"),
-        ("mappings", "iter/task_vma"),
+        ("mappings", "mappings"),
         ("in flight", "iter/unix"),
         ("io_uring", "io_uring"),
     ];

@@ -135,9 +135,9 @@ fn source_checks(loaded: Result<&Iterators, &ProbeError>) -> Vec<Check> {
         }
     };
     let newer = |release: &str| Some(format!("needs Linux {release} or later"));
-    let refused = |name, what: &str, why: Option<&str>, since: &str| match why {
+    let refused = |name, what: &str, why: Option<&str>, remedy| match why {
         None => check(name, Need::Wanted, Answer::Yes, what, None),
-        Some(why) => check(name, Need::Wanted, Answer::No, format!("not {what}: {why}"), newer(since)),
+        Some(why) => check(name, Need::Wanted, Answer::No, format!("not {what}: {why}"), remedy),
     };
     vec![
         check(
@@ -151,8 +151,13 @@ fn source_checks(loaded: Result<&Iterators, &ProbeError>) -> Vec<Check> {
             },
             None,
         ),
-        refused("iter/task_vma", "mappings", iterators.mappings_refused(), "5.12"),
-        refused("iter/unix", "descriptors in flight between processes", iterators.sockets_refused(), "5.17"),
+        refused("mappings", "mappings that no descriptor shows", iterators.mappings_refused(), None),
+        refused(
+            "iter/unix",
+            "descriptors in flight between processes",
+            iterators.sockets_refused(),
+            newer("5.17"),
+        ),
         match iterators.rings() {
             RingAccess::NotThere => {
                 check("io_uring", Need::Wanted, Answer::Yes, "this kernel has none", None)

@@ -7,7 +7,7 @@
 //! | pass | iterator | finds |
 //! |---|---|---|
 //! | 1 | `task`, walking fd tables | tasks, descriptors, files registered with io_urings |
-//! | 2 | `task`, walking trees or lists of mappings, or `task_vma` | mappings, rings that only a mapping keeps |
+//! | 2 | `task`, walking trees or lists of mappings | mappings, rings that only a mapping keeps |
 //! | 3 | `unix`, once in every network namespace | descriptors in flight |
 //! | 4 | `task` again, only if pass 3 found something | who has the sockets that carry them |
 //!

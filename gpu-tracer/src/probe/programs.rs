@@ -9,7 +9,7 @@ use super::{ProbeError, sys};
 use crate::kernel::btf::Btf;
 
 /// What the kernel's iterators are in its types: functions.
-const TARGETS: [&str; 4] = ["bpf_iter_task", "bpf_iter_task_file", "bpf_iter_task_vma", "bpf_iter_unix"];
+const TARGETS: [&str; 3] = ["bpf_iter_task", "bpf_iter_task_file", "bpf_iter_unix"];
 
 /// The targets of [`link`].
 pub(super) fn targets(btf: &Btf) -> Result<AyaBtf, ProbeError> {
@@ -17,14 +17,17 @@ pub(super) fn targets(btf: &Btf) -> Result<AyaBtf, ProbeError> {
     decoded.map_err(|error| ProbeError::Load(error.into()))
 }
 
-/// How mappings are found.
+/// How mappings are found: without a lock and without a reference.
+///
+/// Never by `iter/task_vma`. Before Linux 6.2 (7ff94f276f8e) it goes on with a task whose address space is gone by then,
+/// which is the end of the kernel, or gives another address space's lock back than it took, which is the end of all who
+/// share the first. From then on it holds the address space, so that it may be the one who takes it down and has the driver
+/// release what was mapped.
 #[derive(Debug)]
 pub(super) enum Mappings {
-    /// By the trees they are kept in (6.1+): without a lock, and quickly.
+    /// By the trees they are kept in (6.1+).
     Trees(OwnedFd),
-    /// One by one, under the lock of their address space (5.12+).
-    OneByOne(OwnedFd),
-    /// By the lists they are kept in (before 6.1): without a lock.
+    /// By the lists they are kept in (before 6.1).
     Lists(OwnedFd),
     /// Not at all, and why.
     Unseen(String),
@@ -33,21 +36,16 @@ pub(super) enum Mappings {
 impl Mappings {
     pub(super) fn load(ebpf: &mut Ebpf, kernel: &AyaBtf, layout: &KernelLayout) -> Self {
         if layout.mm_tree_root != ABSENT {
-            match link(ebpf, "iter_mm_trees", "task", kernel) {
-                Ok(link) => return Self::Trees(link),
-                Err(error) => tracing::debug!(?error, "trees of mappings cannot be walked"),
-            }
+            link(ebpf, "iter_mm_trees", "task", kernel).map_or_else(Self::unseen, Self::Trees)
+        } else if [layout.mm_list, layout.mm_highest_end, layout.vma_next].contains(&ABSENT) {
+            Self::Unseen("this kernel keeps them neither in trees nor in lists".to_owned())
+        } else {
+            link(ebpf, "iter_mm_lists", "task", kernel).map_or_else(Self::unseen, Self::Lists)
         }
-        let one_by_one = link(ebpf, "iter_mappings", "task_vma", kernel)
-            .or_else(|_| link(ebpf, "iter_mappings_only", "task_vma", kernel));
-        let listed = [layout.mm_list, layout.mm_highest_end, layout.vma_next];
-        if one_by_one.is_err() && !listed.contains(&ABSENT) {
-            match link(ebpf, "iter_mm_lists", "task", kernel) {
-                Ok(link) => return Self::Lists(link),
-                Err(error) => tracing::debug!(?error, "lists of mappings cannot be walked"),
-            }
-        }
-        one_by_one.map_or_else(|error| Self::Unseen(error.to_string()), Self::OneByOne)
+    }
+
+    fn unseen(error: ProbeError) -> Self {
+        Self::Unseen(error.to_string())
     }
 }
 

@@ -82,7 +82,6 @@ impl Iterators {
     fn begin_mappings(&self) -> Result<Result<Reading, String>, ProbeError> {
         let (iterator, link) = match &self.mappings {
             Mappings::Trees(link) => ("mm-tree", link),
-            Mappings::OneByOne(link) => ("task_vma", link),
             Mappings::Lists(link) => ("mm-list", link),
             Mappings::Unseen(why) => return Ok(Err(why.clone())),
         };
