@@ -173,13 +173,6 @@ pub(crate) fn pointer(base: *mut c_void, offset: u32) -> u64 {
     peek(base as u64, offset)
 }
 
-/// The address that `pointer` has, as a number: a pointer whose type the verifier knows is none to it, and no argument of a function
-/// that it verifies by itself.
-#[inline(always)]
-pub(crate) fn number(pointer: *mut c_void) -> u64 {
-    peek((&raw const pointer) as u64, 0)
-}
-
 /// Adds one, atomically: other programs may be doing the same on this CPU or another.
 ///
 /// # Safety

@@ -5,7 +5,6 @@
 //! | `access.rs` | reading kernel memory at offsets resolved from BTF |
 //! | `holds.rs` | one file looked at: is it a GPU device, an io_uring, a carrier; and the record of it |
 //! | `tasks.rs` | `iter/task`: every task, and a walk of its fd table |
-//! | `task_file.rs` | `iter/task_file`: the same descriptors on kernels without `bpf_loop` |
 //! | `mappings.rs` | `iter/task`: a walk of each address space |
 //! | `mm_lists.rs` | the same on kernels that keep mappings in lists |
 //! | `sockets.rs` | `iter/unix`: descriptors in flight |
@@ -30,7 +29,6 @@ mod recheck;
 mod socket_table;
 mod sockets;
 mod subjects;
-mod task_file;
 mod tasks;
 
 #[cfg(not(test))]

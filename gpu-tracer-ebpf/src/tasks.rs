@@ -1,7 +1,7 @@
 //! `iter/task`: every task, and a walk of its fd table.
 //!
 //! The walk reads pointers and takes no reference, so it can never be the one who runs a driver's release
-//! (`iter/task_file` can). It races with `close` and `exit` of the task it looks at; what it reads then is stale or
+//! (the kernel's own `iter/task_file` can). It races with `close` and `exit` of the task it looks at; what it reads then is stale or
 //! empty, never unsafe, and the user side looks twice at anything that does not add up.
 
 use core::ffi::c_void;
@@ -23,7 +23,7 @@ use crate::{
         BPF_F_NO_PREALLOC, FMODE_PATH, Found, Full, S_IFCHR, S_IFMT, control, emit_by, emit_read, is_wanted,
         look_at_carrier, look_at_file, look_at_ring,
     },
-    subjects::{may_pin, owner_of_device, owner_of_operations},
+    subjects::{may_pin, owner_of_device, owner_of_operations, stepped},
 };
 
 #[repr(C)]
@@ -71,6 +71,9 @@ struct Walk {
     pass: u32,
     full: u32,
     base: u32,
+    /// Of a walk in steps: the word to look at next, and how many there are.
+    next: u32,
+    words: u32,
 }
 
 #[map]
@@ -91,15 +94,29 @@ const SIGKILL_BIT: u64 = 1 << 8;
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
 fn iter_tasks(context: *mut c_void) -> i32 {
+    visit(context, walk_table)
+}
+
+/// The same for kernels without `bpf_loop` (before 5.17).
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+fn iter_tasks_in_steps(context: *mut c_void) -> i32 {
+    visit(context, walk_table_in_steps)
+}
+
+#[inline(always)]
+fn visit(context: *mut c_void, walk: impl Fn(u64, u32, u32) -> Result<(), Full>) -> i32 {
     // SAFETY: the kernel passes `struct bpf_iter__task`, whose layout is ABI.
     let context = unsafe { &*context.cast::<TaskContext>() };
-    let task = context.task;
+    // Once: to the verifier each load is another pointer, which may be null again.
+    // SAFETY: a reference is valid.
+    let task = unsafe { core::ptr::read_volatile(&raw const context.task) };
     if task.is_null() {
         return 0;
     }
     // SAFETY: `meta` is never null.
     let meta = unsafe { &*context.meta };
-    match try_iter_tasks(meta, task) {
+    match try_iter_tasks(meta, task, walk) {
         Ok(()) => 0,
         Err(Full) => {
             if let Some(control) = control() {
@@ -108,29 +125,6 @@ fn iter_tasks(context: *mut c_void) -> i32 {
             1
         }
     }
-}
-
-/// The same without a walk, for kernels without `bpf_loop` (before 5.17), where `iter/task_file` finds the descriptors.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "iter/task")]
-fn iter_tasks_only(context: *mut c_void) -> i32 {
-    // SAFETY: as in `iter_tasks`.
-    let context = unsafe { &*context.cast::<TaskContext>() };
-    // Once: to the verifier each load is another pointer, which may be null again.
-    // SAFETY: a reference is valid.
-    let task = unsafe { core::ptr::read_volatile(&raw const context.task) };
-    if task.is_null() {
-        return 0;
-    }
-    // SAFETY: `meta` is never null; `task` is a BTF pointer, checked for null.
-    unsafe {
-        let (tgid, tid, files) = identify(task);
-        if learn(tgid, tid, files) {
-            return 0;
-        }
-        describe(&*context.meta, task, tgid, tid, files);
-    }
-    0
 }
 
 /// Thread-group id, thread id and fd table.
@@ -150,7 +144,11 @@ unsafe fn identify(task: *mut c_void) -> (u32, u32, u64) {
 }
 
 #[inline(always)]
-fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
+fn try_iter_tasks(
+    meta: &IterMeta,
+    task: *mut c_void,
+    walk: impl Fn(u64, u32, u32) -> Result<(), Full>,
+) -> Result<(), Full> {
     let Some(control) = control() else { return Ok(()) };
     // SAFETY: `task` is the context's BTF pointer, checked for null.
     let (tgid, tid, files) = unsafe { identify(task) };
@@ -161,7 +159,7 @@ fn try_iter_tasks(meta: &IterMeta, task: *mut c_void) -> Result<(), Full> {
     // SAFETY: `meta` is valid.
     let session = unsafe { core::ptr::read_volatile(&meta.session) };
     if files != 0 && !is_shown(task, files, tid != tgid, session) {
-        walk_table(files, tid, control.mode)?;
+        walk(files, tid, control.mode)?;
         if tid != tgid {
             let _ = SHOWN.insert(&files, &session, 0);
         }
@@ -222,18 +220,37 @@ fn file_of_own(files: u64, fd: u32) -> u64 {
 
 #[inline(always)]
 fn walk_table(files: u64, tid: u32, pass: u32) -> Result<(), Full> {
-    let Some(table) = read::<u64>(files, offset!(files_fdt)) else { return Ok(()) };
-    let max = peek::<u32>(table, offset!(fdtable_max_fds)).min(MAX_FDS);
-    let (Some(fds), Some(open)) =
-        (read::<u64>(table, offset!(fdtable_fd)), read::<u64>(table, offset!(fdtable_open_fds)))
+    let Some((_, words)) = begin_walk(files, tid, pass) else { return Ok(()) };
+    // SAFETY: the callback has the signature `bpf_loop` wants.
+    unsafe { bpf_loop(words, walk_word as *mut c_void, core::ptr::null_mut(), 0) };
+    end_walk()
+}
+
+#[inline(always)]
+fn walk_table_in_steps(files: u64, tid: u32, pass: u32) -> Result<(), Full> {
+    let (Some((first, words)), Some(walk), Some(control)) =
+        (begin_walk(files, tid, pass), WALK.get_ptr_mut(0), control())
     else {
         return Ok(());
     };
-    let (Some(control), Some(walk)) = (control(), WALK.get_ptr_mut(0)) else { return Ok(()) };
+    // SAFETY: as in `begin_walk`.
+    unsafe { ((*walk).next, (*walk).words) = (first, words) };
+    control.resume_table = files;
+    control.resume_slot = u64::from(first) * 64;
+    stepped::on(|| step_in_table(pass))?;
+    end_walk()
+}
+
+/// Makes [`WALK`] ready for a walk of this table; the first word to look at, and how many there are.
+#[inline(always)]
+fn begin_walk(files: u64, tid: u32, pass: u32) -> Option<(u32, u32)> {
+    let table = read::<u64>(files, offset!(files_fdt))?;
+    let max = peek::<u32>(table, offset!(fdtable_max_fds)).min(MAX_FDS);
+    let fds = read::<u64>(table, offset!(fdtable_fd))?;
+    let open = read::<u64>(table, offset!(fdtable_open_fds))?;
+    let (control, walk) = (control()?, WALK.get_ptr_mut(0)?);
     let first_word = if control.resume_table == files { control.resume_slot as u32 / 64 } else { 0 };
-    let words = max / 64 + u32::from(max % 64 != 0);
-    // SAFETY: the only element of a per-CPU array; this program does not nest. The callback has the signature `bpf_loop`
-    // wants.
+    // SAFETY: the only element of a per-CPU array; this program does not nest.
     unsafe {
         (*walk).files = files;
         (*walk).fds = fds;
@@ -246,10 +263,17 @@ fn walk_table(files: u64, tid: u32, pass: u32) -> Result<(), Full> {
         (*walk).inode = 0;
         (*walk).wanted = 0;
         (*walk).operations = 0;
-        bpf_loop(words, walk_word as *mut c_void, core::ptr::null_mut(), 0);
-        if (*walk).full != 0 {
-            return Err(Full);
-        }
+    }
+    Some((first_word, max / 64 + u32::from(max % 64 != 0)))
+}
+
+/// [`Full`] if the walk has not come to its end.
+#[inline(always)]
+fn end_walk() -> Result<(), Full> {
+    let (Some(control), Some(walk)) = (control(), WALK.get_ptr(0)) else { return Ok(()) };
+    // SAFETY: as in `begin_walk`.
+    if unsafe { (*walk).full } != 0 {
+        return Err(Full);
     }
     control.resume_table = 0;
     Ok(())
@@ -258,9 +282,61 @@ fn walk_table(files: u64, tid: u32, pass: u32) -> Result<(), Full> {
 /// 64 descriptors, by one word of the table's bitmap of open descriptors.
 #[inline(never)]
 unsafe extern "C" fn walk_word(index: u32, _: *mut c_void) -> i64 {
+    // SAFETY: the callback has the signature `bpf_loop` wants.
+    look_at_word(index, |slots| {
+        _ = unsafe { bpf_loop(slots, walk_slot as *mut c_void, core::ptr::null_mut(), 0) }
+    })
+}
+
+/// The next word; one of [`stepped`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn step_in_table(_pass: u32) -> u32 {
+    stepped::from(try_step())
+}
+
+/// Is that the end?
+#[inline(always)]
+fn try_step() -> Result<bool, Full> {
+    let (Some(control), Some(walk)) = (control(), WALK.get_ptr_mut(0)) else { return Ok(true) };
+    // SAFETY: as in `begin_walk`.
+    let (next, words) = unsafe { ((*walk).next, (*walk).words) };
+    if next >= words {
+        return Ok(true);
+    }
+    let each = |slots| {
+        for slot in 0..SLOTS_PER_WORD as u32 {
+            if slot < slots {
+                walk_fd_slot(slot);
+            }
+        }
+    };
+    if look_at_word(next, each) != 0 {
+        return Err(Full);
+    }
+    // SAFETY: as above.
+    unsafe { (*walk).next = next + 1 };
+    control.resume_slot = u64::from(next + 1) * 64;
+    Ok(false)
+}
+
+/// [`walk_slot`] as a function that is verified by itself, once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn walk_fd_slot(slot: u32) -> u32 {
+    // SAFETY: as in `begin_walk`; the callback does not use its second argument.
+    unsafe {
+        let is_full = WALK.get_ptr(0).is_none_or(|walk| (*walk).full != 0);
+        if is_full { 1 } else { walk_slot(slot, core::ptr::null_mut()) as u32 }
+    }
+}
+
+/// Has each of the slots of a word looked at. 1: no further word.
+#[inline(always)]
+fn look_at_word(index: u32, each: impl Fn(u32)) -> i64 {
     let Some(walk) = WALK.get_ptr_mut(0) else { return 1 };
     // SAFETY: the only element of a per-CPU array. At most 64 pointers go into a buffer of 64, and the helper checks their
-    // source; the callback has the signature `bpf_loop` wants.
+    // source.
     unsafe {
         if index < (*walk).first_word || peek::<u64>((*walk).open + u64::from(index) * 8, 0) == 0 {
             return 0;
@@ -272,7 +348,7 @@ unsafe extern "C" fn walk_word(index: u32, _: *mut c_void) -> i64 {
             return 0;
         }
         (*walk).base = base;
-        bpf_loop(wanted, walk_slot as *mut c_void, core::ptr::null_mut(), 0);
+        each(wanted);
         i64::from((*walk).full != 0)
     }
 }

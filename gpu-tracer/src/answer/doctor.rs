@@ -144,11 +144,7 @@ fn source_checks(loaded: Result<&Iterators, &ProbeError>) -> Vec<Check> {
             "iter/task",
             Need::Wanted,
             Answer::Yes,
-            if iterators.walks_tables() {
-                "descriptors, of every thread; takes no reference to any file"
-            } else {
-                "descriptors, of every thread (through iter/task_file)"
-            },
+            "descriptors, of every thread; takes no reference to any file",
             None,
         ),
         refused("mappings", "mappings that no descriptor shows", iterators.mappings_refused(), None),

@@ -158,7 +158,6 @@ impl Iterators {
         &mut self,
         holds: &mut Vec<HoldRecord>,
         missing: &mut Vec<Missing>,
-        within: Duration,
     ) -> Result<(), ProbeError> {
         let in_flight = |hold: &&HoldRecord| matches!(hold.header.kind, HOLD_IN_FLIGHT | HOLD_UNACCEPTED);
         if !holds.iter().any(|hold| hold.header.kind == HOLD_IN_FLIGHT && hold.file_kind != FILE_SOCKET) {
@@ -173,9 +172,6 @@ impl Iterators {
             )));
         }
         self.start(mode::CARRIERS, |_| ())?;
-        if self.task_files.is_some() {
-            return self.pass_task_files(holds, within);
-        }
         let file = sys::open_iterator(self.tasks.as_fd())?;
         self.read_pass("task", file, holds).map(drop)
     }

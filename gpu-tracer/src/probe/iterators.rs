@@ -61,8 +61,6 @@ pub enum RingAccess {
 /// The loaded programs. One snapshot at a time.
 pub struct Iterators {
     pub(super) tasks: OwnedFd,
-    /// Only where the program behind `tasks` cannot walk fd tables itself.
-    pub(super) task_files: Option<OwnedFd>,
     pub(super) mappings: Mappings,
     pub(super) sockets: Sockets,
     pub(super) spares: Spares,
@@ -113,23 +111,18 @@ impl Iterators {
         });
         let mut ebpf = loader.load(OBJECT).map_err(ProbeError::Load)?;
 
-        let walk = link(&mut ebpf, "iter_tasks", "task", &kernel);
-        if let Err(error) = &walk {
-            tracing::debug!(?error, "fd tables cannot be walked; falling back to iter/task_file");
-        }
-        let (tasks, task_files) = match walk {
-            Ok(tasks) => (tasks, None),
+        let tasks = match link(&mut ebpf, "iter_tasks", "task", &kernel) {
+            Ok(tasks) => tasks,
             Err(error) if error.is_denied() => return Err(error),
-            Err(_) => (
-                link(&mut ebpf, "iter_tasks_only", "task", &kernel)?,
-                Some(link(&mut ebpf, "iter_task_files", "task_file", &kernel)?),
-            ),
+            Err(error) => {
+                tracing::debug!(?error, "fd tables cannot be walked in a loop");
+                link(&mut ebpf, "iter_tasks_in_steps", "task", &kernel)?
+            }
         };
         let mappings = Mappings::load(&mut ebpf, &kernel, &layout);
         let sockets = Sockets::load(&mut ebpf, &kernel);
         let mut iterators = Self {
             tasks,
-            task_files,
             mappings,
             sockets,
             rings: RingAccess::NotThere,
@@ -170,12 +163,6 @@ impl Iterators {
             Sockets::Unseen(why) => Some(why),
             _ => None,
         }
-    }
-
-    /// Are fd tables walked without taking references (5.17+)?
-    #[must_use]
-    pub fn walks_tables(&self) -> bool {
-        self.task_files.is_none()
     }
 
     /// Makes a ring, lets the task program read its `f_op`, and forgets it again.

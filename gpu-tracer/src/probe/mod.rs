@@ -11,8 +11,8 @@
 //! | 3 | `unix`, once in every network namespace | descriptors in flight |
 //! | 4 | `task` again, only if pass 3 found something | who has the sockets that carry them |
 //!
-//! Before 5.17 (no `bpf_loop`, no `iter/unix`) descriptors come from `task_file`, and descriptors in flight from the
-//! kernel's table of sockets, in steps of what one program may do.
+//! Before 5.17 (no `bpf_loop`, no `iter/unix`) fd tables are walked in steps of what one program may do, and so is the kernel's
+//! table of sockets, from which descriptors in flight come there.
 //!
 //! What happens between snapshots is told by programs at tracepoints and at device nodes: [`events`].
 //!

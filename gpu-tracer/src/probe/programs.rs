@@ -9,7 +9,7 @@ use super::{ProbeError, sys};
 use crate::kernel::btf::Btf;
 
 /// What the kernel's iterators are in its types: functions.
-const TARGETS: [&str; 3] = ["bpf_iter_task", "bpf_iter_task_file", "bpf_iter_unix"];
+const TARGETS: [&str; 2] = ["bpf_iter_task", "bpf_iter_unix"];
 
 /// The targets of [`link`].
 pub(super) fn targets(btf: &Btf) -> Result<AyaBtf, ProbeError> {

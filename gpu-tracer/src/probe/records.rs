@@ -70,13 +70,8 @@ impl ByFile {
         short
     }
 
-    /// Files, and references file by file, those of one file in order. `counted_by_iterator`: `iter/task_file` holds a reference of its own while its
-    /// program looks.
-    pub(super) fn assemble(
-        &self,
-        devices: &DeviceTable,
-        counted_by_iterator: bool,
-    ) -> (Vec<OpenFile>, Vec<Reference>) {
+    /// Files, and references file by file, those of one file in order.
+    pub(super) fn assemble(&self, devices: &DeviceTable) -> (Vec<OpenFile>, Vec<Reference>) {
         let mut files: Vec<OpenFile> = Vec::with_capacity(self.holds.len());
         let mut references: Vec<Reference> = Vec::with_capacity(self.holds.len());
         for records in self.files() {
@@ -89,12 +84,12 @@ impl ByFile {
                     if !devices.contains(device) {
                         continue;
                     }
-                    let own = u64::from(counted_by_iterator && hold.header.kind == HOLD_FD);
-                    let count = (hold.count != u64::MAX).then(|| hold.count.saturating_sub(own));
+                    let count = (hold.count != u64::MAX).then_some(hold.count);
                     let (identity, seen_ns) = (hold.identity, hold.seen_ns);
                     let seen = OpenFile { key, device, count, identity, seen_ns };
                     match files.get_mut(first_file) {
-                        Some(known) => *known = later(known, seen, counted_by_iterator),
+                        // The last is the latest, but for passes that go on at the same time.
+                        Some(known) => *known = OpenFile { seen_ns: seen_ns.max(known.seen_ns), ..seen },
                         None => files.push(seen),
                     }
                 }
@@ -110,17 +105,6 @@ impl ByFile {
             }
         }
         (files, references)
-    }
-}
-
-/// Of several records of a file the last is the latest, but for passes that go on at the same time.
-fn later(known: &OpenFile, seen: OpenFile, counted_by_iterator: bool) -> OpenFile {
-    let seen = OpenFile { seen_ns: seen.seen_ns.max(known.seen_ns), ..seen };
-    if counted_by_iterator {
-        // The iterator's own reference may be seen by the look at mappings as well, which goes on at the same time.
-        OpenFile { count: seen.count.into_iter().chain(known.count).min(), ..seen }
-    } else {
-        seen
     }
 }
 
@@ -199,7 +183,7 @@ mod tests {
         let socket = HoldRecord { file_kind: FILE_SOCKET, rdev: 0, ..record(HOLD_IN_FLIGHT, 3, 1, 70, 1) };
         let foreign = HoldRecord { rdev: 195 << 20 | 1, ..fd(1, 1, 8) };
         let holds = [fd(9, 1, 5), fd(4, 1, 3), fd(9, 3, 4), foreign, again, socket];
-        let (files, references) = ByFile::new(holds.to_vec()).assemble(&devices(), false);
+        let (files, references) = ByFile::new(holds.to_vec()).assemble(&devices());
         let file = |key, count| OpenFile {
             key: FileKey(key),
             device: GPU0,
@@ -212,15 +196,6 @@ mod tests {
         let in_flight = Via::InFlight { socket: FileKey(70), inode: 1, slot: 0 };
         let expected = [at(9, 4), at(9, 5), at(4, 3), Reference { file: FileKey(3), via: in_flight }];
         assert_eq!(references, expected);
-    }
-
-    #[test]
-    fn the_reference_of_the_iterator_itself_is_not_counted() {
-        let holds = [fd(9, 2, 5), record(HOLD_MAP, 9, 2, 60, 0), fd(9, 2, 5)];
-        let (files, _) = ByFile::new(holds.to_vec()).assemble(&devices(), true);
-        assert_eq!(files[0].count, Some(1));
-        let (files, _) = ByFile::new(holds.to_vec()).assemble(&devices(), false);
-        assert_eq!(files[0].count, Some(2));
     }
 
     #[test]

@@ -35,23 +35,22 @@ impl Iterators {
         self.want(devices)?;
         self.start(mode::DEVICES, |_| ())?;
         let mappings = self.begin_mappings()?;
-        let tasks = self.pass_tasks(&mut holds, within)?;
+        let tasks = self.pass_tasks(&mut holds)?;
         self.finish_mappings(mappings, &mut holds, &mut missing, within)?;
         self.pass_sockets(&tasks, &mut holds, &mut missing, within)?;
         self.pass_rings(&mut holds, &mut missing)?;
-        self.pass_carriers(&mut holds, &mut missing, within)?;
+        self.pass_carriers(&mut holds, &mut missing)?;
         let owners = self.pass_driver_pins(&mut holds)?;
         self.records = holds.len();
         let holds = self.pass_file_mappings(holds)?;
-        let (files, references) = holds.assemble(devices, self.task_files.is_some());
+        let (files, references) = holds.assemble(devices);
         let modules = self.modules.end(&counts, &owners, devices);
         Ok(Snapshot { taken_ns, source: Source::Iterators, tasks, files, references, missing, modules })
     }
 
-    fn pass_tasks(&mut self, holds: &mut Vec<HoldRecord>, within: Duration) -> Result<Vec<Task>, ProbeError> {
+    fn pass_tasks(&mut self, holds: &mut Vec<HoldRecord>) -> Result<Vec<Task>, ProbeError> {
         let file = sys::open_iterator(self.tasks.as_fd())?;
         let bytes = self.read_pass("task", file, holds)?;
-        self.pass_task_files(holds, within)?;
         bytes
             .chunks_exact(size_of::<TaskRecord>())
             .map(|chunk| {
@@ -62,20 +61,6 @@ impl Iterators {
                     .ok_or_else(|| foreign(chunk))
             })
             .collect()
-    }
-
-    /// Descriptors, where the look at tasks does not find them itself.
-    pub(super) fn pass_task_files(
-        &mut self,
-        holds: &mut Vec<HoldRecord>,
-        within: Duration,
-    ) -> Result<(), ProbeError> {
-        if let Some(link) = &self.task_files {
-            let mut opened = Some(sys::open_iterator(link.as_fd()).map_err(io::Error::other));
-            let reading = Self::begin("task_file", move || opened.take())?;
-            self.finish(reading, within, holds)?;
-        }
-        Ok(())
     }
 
     /// Mappings are looked for while this thread looks at the tasks: neither needs the other.
