@@ -309,6 +309,16 @@ fn an_open_that_fails_leaves_no_file_behind() {
     assert!(files(&daemon.holders(), DEVICE).is_empty());
 }
 
+/// Before Linux 6.2 the kernel goes through all of its symbols, several times for each hook: on Ubuntu, which has 150,000, an emulated
+/// processor takes more than a second for that alone.
+fn searches_symbols_slowly() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split('.').map(|part| part.parse().unwrap_or(0));
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let symbols = std::fs::read_to_string("/proc/kallsyms").map_or(0, |text| text.lines().count());
+    version < (6, 2) && symbols > 120_000
+}
+
 #[test]
 fn b17_the_driver_can_be_unloaded_and_the_hooks_come_back_with_it() {
     let Some(_knobs) = standin_driver() else { return };
@@ -348,7 +358,8 @@ fn b17_the_driver_can_be_unloaded_and_the_hooks_come_back_with_it() {
     }
     back_after.sort();
     println!("the hooks are back after {back_after:?}");
-    assert!(back_after[back_after.len() / 2] < Duration::from_secs(1), "{back_after:?}");
+    let limit = Duration::from_secs(if searches_symbols_slowly() { 2 } else { 1 });
+    assert!(back_after[back_after.len() / 2] < limit, "{back_after:?}");
     // What was seen by a look while it was let go of does not come back.
     let ended =
         |line: &&Value| line["what"] == "released" && pids.iter().any(|pid| line["process"]["pid"] == *pid);

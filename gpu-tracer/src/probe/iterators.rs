@@ -111,16 +111,15 @@ impl Iterators {
         });
         let mut ebpf = loader.load(OBJECT).map_err(ProbeError::Load)?;
 
-        let tasks = match link(&mut ebpf, "iter_tasks", "task", &kernel) {
-            Ok(tasks) => tasks,
-            Err(error) if error.is_denied() => return Err(error),
-            Err(error) => {
-                tracing::debug!(?error, "fd tables cannot be walked in a loop");
-                link(&mut ebpf, "iter_tasks_in_steps", "task", &kernel)?
-            }
+        let can_loop = programs::can_loop(btf);
+        let walk = can_loop.then(|| link(&mut ebpf, "iter_tasks", "task", &kernel));
+        let tasks = match walk {
+            Some(Ok(tasks)) => tasks,
+            Some(Err(error)) if error.is_denied() => return Err(error),
+            _ => link(&mut ebpf, "iter_tasks_in_steps", "task", &kernel)?,
         };
         let mappings = Mappings::load(&mut ebpf, &kernel, &layout);
-        let sockets = Sockets::load(&mut ebpf, &kernel);
+        let sockets = Sockets::load(&mut ebpf, &kernel, can_loop);
         let mut iterators = Self {
             tasks,
             mappings,
@@ -134,7 +133,7 @@ impl Iterators {
             subjects: Subjects::map(take(&mut ebpf, "SUBJECTS")?)?,
             records: 0,
             modules: ModuleCounts::new(Path::new("/")),
-            spares: Spares::new(ebpf, kernel),
+            spares: Spares::new(ebpf, kernel, can_loop),
         };
         iterators.rings = iterators.learn_rings(layout.ring_known != 0)?;
         iterators.learn_socket_table()?;

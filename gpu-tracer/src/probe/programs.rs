@@ -6,7 +6,7 @@ use aya::{Btf as AyaBtf, Ebpf, Endianness, programs::Iter};
 use gpu_tracer_common::layout::{ABSENT, KernelLayout};
 
 use super::{ProbeError, sys};
-use crate::kernel::btf::Btf;
+use crate::kernel::{KernelVersion, btf::Btf};
 
 /// What the kernel's iterators are in its types: functions.
 const TARGETS: [&str; 2] = ["bpf_iter_task", "bpf_iter_unix"];
@@ -15,6 +15,12 @@ const TARGETS: [&str; 2] = ["bpf_iter_task", "bpf_iter_unix"];
 pub(super) fn targets(btf: &Btf) -> Result<AyaBtf, ProbeError> {
     let decoded = AyaBtf::parse(&btf.with_only(&TARGETS), Endianness::default());
     decoded.map_err(|error| ProbeError::Load(error.into()))
+}
+
+/// Can programs loop (`bpf_loop`, Linux 5.17, and earlier kernels of distributions that say so in their types)? Where they cannot, to
+/// have those that do refused would take as long as to load all others: they are followed up to the call.
+pub(super) fn can_loop(btf: &Btf) -> bool {
+    KernelVersion::running().at_least(5, 17) || btf.has_function("bpf_loop")
 }
 
 /// How mappings are found: without a lock and without a reference.
@@ -61,12 +67,13 @@ pub(super) enum Sockets {
 }
 
 impl Sockets {
-    pub(super) fn load(ebpf: &mut Ebpf, kernel: &AyaBtf) -> Self {
-        let refusal = match link(ebpf, "iter_sockets", "unix", kernel) {
-            Ok(link) => return Self::Iterator(link),
-            Err(error) => error.to_string(),
-        };
-        tracing::debug!(refusal, "unix sockets cannot be iterated over; falling back to their table");
+    pub(super) fn load(ebpf: &mut Ebpf, kernel: &AyaBtf, can_loop: bool) -> Self {
+        if can_loop {
+            match link(ebpf, "iter_sockets", "unix", kernel) {
+                Ok(link) => return Self::Iterator(link),
+                Err(error) => tracing::debug!(?error, "unix sockets cannot be iterated over"),
+            }
+        }
         link(ebpf, "iter_socket_table", "task", kernel)
             .map_or_else(|error| Self::Unseen(error.to_string()), |link| Self::Table(link, Vec::new()))
     }

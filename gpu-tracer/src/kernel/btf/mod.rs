@@ -172,6 +172,13 @@ impl Btf {
         agreeing(structure, path, ids.iter().map(|id| self.field_of(*id, structure, path, &mut budget)))
     }
 
+    /// Has the kernel a function of this name?
+    #[must_use]
+    pub fn has_function(&self, name: &str) -> bool {
+        let mut functions = self.table.with_names(|kind| kind == Kind::Func);
+        functions.any(|(_, at)| self.table.string_is(at, name))
+    }
+
     /// Bytes of `structure`, found as [`Btf::field`] finds it.
     pub fn size_of(&self, structure: &str) -> Result<u32, BtfError> {
         let ids = self.records_named(structure)?;

@@ -67,6 +67,12 @@ impl KernelVersion {
         Self { release: release.to_owned(), number: (next(), next(), next()) }
     }
 
+    /// That of the running kernel.
+    #[must_use]
+    pub fn running() -> Self {
+        Self::parse(&rustix::system::uname().release().to_string_lossy())
+    }
+
     /// Is it `major.minor` or later?
     #[must_use]
     pub fn at_least(&self, major: u32, minor: u32) -> bool {
