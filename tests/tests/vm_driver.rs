@@ -212,7 +212,7 @@ fn b14_a_release_left_to_a_kernel_thread_is_deferred_until_that_has_done_it() {
         driver::tell("clear").expect("the driver listens");
         let same = |line: &Value| line["what"] == "released" && line["file"] == deferred["file"];
         let released = watch.await_line("the end of what was deferred", same);
-        assert_eq!(released["cause"], "seen", "{released}");
+        assert_eq!(released["cause"], "seen", "{released} {}", daemon.status());
         assert!(released["at_ns"].as_u64().is_some_and(|at_ns| at_ns >= let_go_ns), "{released}");
         let answer = daemon.holders();
         assert_eq!(files(&answer, device).len(), 1, "{}", answer.text);
