@@ -19,10 +19,11 @@ pub(crate) struct Line {
 }
 
 /// All of them, oldest first.
-pub(crate) const LINES: [Line; 5] = [
+pub(crate) const LINES: [Line; 6] = [
     Line { label: "5.10", release: Release { vendor: Vendor::Debian, suite: "bullseye", security: true } },
     Line { label: "5.15", release: Release { vendor: Vendor::Ubuntu, suite: "jammy", security: true } },
     Line { label: "6.1", release: Release { vendor: Vendor::Debian, suite: "bookworm", security: true } },
+    Line { label: "6.8", release: Release { vendor: Vendor::Ubuntu, suite: "noble", security: true } },
     Line { label: "6.12", release: Release { vendor: Vendor::Debian, suite: "trixie", security: true } },
     Line { label: "7.2", release: Release { vendor: Vendor::Debian, suite: "sid", security: false } },
 ];

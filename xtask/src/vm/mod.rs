@@ -61,7 +61,7 @@ pub(crate) struct Arguments {
         value_name = "LINE,...",
         value_delimiter = ',',
         default_value = "6.1",
-        value_parser = ["5.10", "5.15", "6.1", "6.12", "7.2", "all"]
+        value_parser = ["5.10", "5.15", "6.1", "6.8", "6.12", "7.2", "all"]
     )]
     kernel: Vec<String>,
     /// Run only tests whose name (`program::test`) contains this, or one of these with commas between them.
