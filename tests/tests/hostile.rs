@@ -1,4 +1,4 @@
-//! Names that lie, and names that attack whoever prints them.
+//! Names that lie, names that attack whoever prints them, and processes that come and go while they are looked at.
 
 use std::collections::BTreeSet;
 use std::process::Command;

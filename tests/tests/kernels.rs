@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use gpu_tracer_tests::harness::{Daemon, Device, Tracer, check_verified_quickly};
+use gpu_tracer_tests::harness::{Daemon, Device, Tracer, check_verified_quickly, kernel_line};
 use serde_json::Value;
 
 const README: &str = include_str!("../../README.md");
@@ -19,12 +19,6 @@ fn row(line: &str) -> Option<BTreeMap<&'static str, &'static str>> {
     Some(header.into_iter().zip(row).collect())
 }
 
-/// `6.1` of `6.1.0-57-amd64`.
-fn line_of_this_kernel() -> String {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("/proc");
-    release.splitn(3, '.').take(2).collect::<Vec<_>>().join(".")
-}
-
 /// Does a cell of the table say that it works?
 fn says_yes(cell: &str) -> bool {
     match cell.split([' ', ',', ':']).next() {
@@ -36,7 +30,8 @@ fn says_yes(cell: &str) -> bool {
 
 #[test]
 fn the_table_of_kernels_is_true_of_this_one() {
-    let line = line_of_this_kernel();
+    let (major, minor) = kernel_line();
+    let line = format!("{major}.{minor}");
     let Some(row) = row(&line) else {
         eprintln!("skipped: Linux {line} is not in the README's table");
         return;

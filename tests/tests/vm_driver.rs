@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use gpu_tracer_tests::harness::{
-    Answer, Daemon, HeldFile, Holder, Watch, eventually, programs_are_interrupted,
+    Answer, Daemon, HeldFile, Holder, Watch, eventually, kernel_line, programs_are_interrupted,
 };
 use gpu_tracer_tests::incident::driver;
 use gpu_tracer_tests::proc;
@@ -312,11 +312,8 @@ fn an_open_that_fails_leaves_no_file_behind() {
 /// Before Linux 6.2 the kernel goes through all of its symbols, several times for each hook: on Ubuntu, which has 150,000, an emulated
 /// processor takes more than a second for that alone.
 fn searches_symbols_slowly() -> bool {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split('.').map(|part| part.parse().unwrap_or(0));
-    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     let symbols = std::fs::read_to_string("/proc/kallsyms").map_or(0, |text| text.lines().count());
-    version < (6, 2) && symbols > 120_000
+    kernel_line() < (6, 2) && symbols > 120_000
 }
 
 #[test]
@@ -462,7 +459,5 @@ fn a_release_that_began_before_the_daemon_was_killed_is_known_to_the_next_one() 
 
 /// Links of perf events exist since Linux 5.15.
 fn links_can_be_kept() -> bool {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
-    let mut numbers = release.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (5, 15)
+    kernel_line() >= (5, 15)
 }

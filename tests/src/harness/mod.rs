@@ -36,9 +36,17 @@ pub fn is_root() -> bool {
 /// counted as missed (Linux 7.0)?
 #[must_use]
 pub fn programs_are_interrupted() -> bool {
-    let name = rustix::system::uname();
-    let release = name.release().to_string_lossy();
-    release.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major >= 7)
+    kernel_line() >= (7, 0)
+}
+
+/// The line of the running kernel: (6, 1) of `6.1.0-57-amd64`.
+#[must_use]
+pub fn kernel_line() -> (u32, u32) {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().expect("a number"));
+    let mut next = || numbers.next().expect("a release has two numbers at least");
+    (next(), next())
 }
 
 /// Asks until the answer is there; panics with `what` when `deadline` has passed.

@@ -146,8 +146,8 @@ fn targets() -> Result<String> {
 
 /// The URI of the first that has this origin and label.
 fn labelled(targets: &str, wanted: &str) -> Option<String> {
-    let sources = targets.lines().filter_map(|line| line.split_once(' '));
-    sources.into_iter().find(|(_, of)| *of == wanted).map(|(uri, _)| uri.to_owned())
+    let mut sources = targets.lines().filter_map(|line| line.split_once(' '));
+    sources.find(|(_, of)| *of == wanted).map(|(uri, _)| uri.to_owned())
 }
 
 #[cfg(test)]
